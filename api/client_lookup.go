@@ -1,0 +1,192 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"google.golang.org/grpc"
+
+	pb "github.com/kvtier/kvtier/api/kvtierpb"
+	"github.com/kvtier/kvtier/index/block"
+)
+
+// hashLen is the bytes of each hash that count. A namespace without one is new:
+// its caller sets HashLen to the length that it uses before the first put.
+func hashLen(ns block.Namespace) (int, error) {
+	if !block.ValidHashLen(ns.HashLen) {
+		return 0, invalid("namespace %q: hash length %d bytes, want 8, 16, 20 or 32: set HashLen of a new namespace", ns.Desc.Name, ns.HashLen)
+	}
+	return ns.HashLen, nil
+}
+
+// pack concatenates hashes in a pooled buffer, which free gives back.
+func (c *Client) pack(ns block.Namespace, hashes []block.Hash) (packed []byte, free func(), err error) {
+	n, err := hashLen(ns)
+	if err != nil {
+		return nil, nil, err
+	}
+	buf := c.packed.Get().(*[]byte)
+	b := (*buf)[:0]
+	for i := range hashes {
+		b = append(b, hashes[i][:n]...)
+	}
+	*buf = b
+	return b, func() { c.packed.Put(buf) }, nil
+}
+
+// Match looks keys up, root first. ns.HashLen says how many bytes of each hash
+// count. No hashes is an empty result.
+func (c *Client) Match(ctx context.Context, ns block.Namespace, hashes []block.Hash, o block.MatchOptions) (block.MatchResult, error) {
+	var res block.MatchResult
+	if len(hashes) == 0 {
+		return res, nil
+	}
+	packed, free, err := c.pack(ns, hashes)
+	if err != nil {
+		return res, err
+	}
+	defer free()
+	err = c.MatchPacked(ctx, ns, packed, o, &res)
+	return res, err
+}
+
+// MatchPacked is Match for a caller who keeps its hashes packed, ns.HashLen bytes
+// each. It fills res, reusing its slice.
+func (c *Client) MatchPacked(ctx context.Context, ns block.Namespace, hashes []byte, o block.MatchOptions, res *block.MatchResult) error {
+	n, err := hashLen(ns)
+	if err != nil {
+		return err
+	}
+	r, err := c.rpc.Match(ctx, &pb.MatchRequest{
+		Namespace: uint32(ns.ID), NamespaceTag: c.tag(ns), HashLen: uint32(n), Hashes: hashes,
+		All: o.All, LeaseMs: millis(o.Lease), Class: uint32(o.Class), Quiet: o.Quiet,
+	})
+	if err != nil {
+		return c.fail("match", err)
+	}
+	matchFromPB(r, res)
+	return nil
+}
+
+// Locate lists for each key every place where it lies, nearest first.
+func (c *Client) Locate(ctx context.Context, ns block.Namespace, hashes []block.Hash) ([][]block.Located, error) {
+	if len(hashes) == 0 {
+		return nil, nil
+	}
+	packed, free, err := c.pack(ns, hashes)
+	if err != nil {
+		return nil, err
+	}
+	defer free()
+	r, err := c.rpc.Locate(ctx, &pb.LocateRequest{
+		Namespace: uint32(ns.ID), NamespaceTag: c.tag(ns), HashLen: uint32(ns.HashLen), Hashes: packed,
+	})
+	if err != nil {
+		return nil, c.fail("locate", err)
+	}
+	out := make([][]block.Located, len(r.GetKeys()))
+	for i, k := range r.GetKeys() {
+		for _, p := range k.GetPlaces() {
+			out[i] = append(out[i], block.Located{Tier: block.TierID(p.GetTier()), Place: block.Place(p.GetPlace()), Len: p.GetLength()})
+		}
+	}
+	return out, nil
+}
+
+// RenewLease lets a lease run for d from now. ErrLeaseExpired.
+func (c *Client) RenewLease(ctx context.Context, id uint64, d time.Duration) (block.Lease, error) {
+	l, err := c.rpc.RenewLease(ctx, &pb.RenewLeaseRequest{Id: id, LeaseMs: millis(d)})
+	if err != nil {
+		return block.Lease{}, c.fail(fmt.Sprintf("renew lease %d", id), err)
+	}
+	return leaseFromPB(l), nil
+}
+
+// ReleaseLease ends a lease. ErrLeaseExpired when it has ended already.
+func (c *Client) ReleaseLease(ctx context.Context, id uint64) error {
+	if _, err := c.rpc.ReleaseLease(ctx, &pb.ReleaseLeaseRequest{Id: id}); err != nil {
+		return c.fail(fmt.Sprintf("release lease %d", id), err)
+	}
+	return nil
+}
+
+// Prefetch brings blocks up to G2, root first, under a request id that the
+// caller chose ("" for none), and calls progress (nil: not wanted) for each key
+// in order. It returns when all are settled, when ctx ends, when progress fails
+// (with its error), or when CancelPrefetch names the id (context.Canceled).
+func (c *Client) Prefetch(ctx context.Context, ns block.Namespace, hashes []block.Hash, id string, progress func(block.Progress) error) error {
+	if len(hashes) == 0 {
+		return nil
+	}
+	packed, free, err := c.pack(ns, hashes)
+	if err != nil {
+		return err
+	}
+	defer free()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := c.rpc.Prefetch(ctx, &pb.PrefetchRequest{
+		Namespace: uint32(ns.ID), NamespaceTag: c.tag(ns), HashLen: uint32(ns.HashLen), Hashes: packed, RequestId: id,
+	})
+	if err != nil {
+		return c.fail("prefetch", err)
+	}
+	return each(c, "prefetch", stream, func(r *pb.PrefetchResponse) error {
+		if progress == nil {
+			return nil
+		}
+		return progress(block.Progress{Index: int(r.GetIndex()), Reason: block.MissReason(r.GetReason()), Tier: block.TierID(r.GetTier())})
+	})
+}
+
+// CancelPrefetch ends the prefetch of that request id. ErrNotFound.
+func (c *Client) CancelPrefetch(ctx context.Context, id string) error {
+	if _, err := c.rpc.CancelPrefetch(ctx, &pb.CancelPrefetchRequest{RequestId: id}); err != nil {
+		return c.fail("cancel prefetch "+id, err)
+	}
+	return nil
+}
+
+// Watch calls fn for each event of a namespace (nil: of all) from now on, until
+// ctx ends, fn fails (with its error), or the server shuts down (ErrClosed).
+// ready is called once, when the server listens: what is done after it is told.
+func (c *Client) Watch(ctx context.Context, ns *block.Namespace, ready func(), fn func(block.Event) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	req := &pb.WatchRequest{}
+	if ns != nil {
+		req.Namespace, req.NamespaceTag = uint32(ns.ID), c.tag(*ns)
+	}
+	stream, err := c.rpc.Watch(ctx, req)
+	if err != nil {
+		return c.fail("watch", err)
+	}
+	return each(c, "watch", stream, func(r *pb.WatchResponse) error {
+		if r.GetReady() && ready != nil {
+			ready()
+		}
+		if r.GetEvent() == nil {
+			return nil
+		}
+		return fn(eventFromPB(r.GetEvent()))
+	})
+}
+
+// each hands the messages of a stream to fn, whose errors are returned as they are.
+func each[R any](c *Client, verb string, stream grpc.ServerStreamingClient[R], fn func(*R) error) error {
+	for {
+		r, err := stream.Recv()
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return c.fail(verb, err)
+		}
+		if err := fn(r); err != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,218 @@
+package api
+
+import (
+	"encoding/binary"
+	"time"
+
+	pb "github.com/kvtier/kvtier/api/kvtierpb"
+	"github.com/kvtier/kvtier/index/block"
+)
+
+// pendingByte is the byte of MatchResponse.tiers for a key that is pending.
+const pendingByte = 128
+
+// namespaceTag is the start of a descriptor's digest, by which a handle of
+// another store is recognised.
+func namespaceTag(d block.Descriptor) uint64 {
+	sum := d.Digest()
+	return binary.LittleEndian.Uint64(sum[:8])
+}
+
+func descriptorToPB(d block.Descriptor) *pb.Descriptor {
+	return &pb.Descriptor{
+		Name: d.Name, Model: d.Model, Revision: d.Revision, Dtype: d.DType, Layout: d.Layout,
+		TokensPerBlock: d.TokensPerBlock, BlockBytes: d.BlockBytes, MaxBlockBytes: d.MaxBlockBytes,
+		HashAlgorithm: d.HashAlgorithm, HashSeed: d.HashSeed, RankLayout: d.RankLayout,
+		KvGroup: d.KVGroup, Tenant: d.Tenant,
+	}
+}
+
+func descriptorFromPB(d *pb.Descriptor) block.Descriptor {
+	return block.Descriptor{
+		Name: d.GetName(), Model: d.GetModel(), Revision: d.GetRevision(), DType: d.GetDtype(), Layout: d.GetLayout(),
+		TokensPerBlock: d.GetTokensPerBlock(), BlockBytes: d.GetBlockBytes(), MaxBlockBytes: d.GetMaxBlockBytes(),
+		HashAlgorithm: d.GetHashAlgorithm(), HashSeed: d.GetHashSeed(), RankLayout: d.GetRankLayout(),
+		KVGroup: d.GetKvGroup(), Tenant: d.GetTenant(),
+	}
+}
+
+func namespaceToPB(n block.Namespace) *pb.Namespace {
+	return &pb.Namespace{
+		Id: uint32(n.ID), Tag: namespaceTag(n.Desc), Descriptor_: descriptorToPB(n.Desc), HashLen: uint32(n.HashLen),
+		Epoch: n.Epoch, TtlMs: millis(n.TTL), CreatedUnixMs: unixMillis(n.Created),
+	}
+}
+
+func namespaceFromPB(n *pb.Namespace) block.Namespace {
+	return block.Namespace{
+		ID: block.NamespaceID(n.GetId()), Desc: descriptorFromPB(n.GetDescriptor_()), HashLen: int(n.GetHashLen()),
+		Epoch: n.GetEpoch(), TTL: time.Duration(n.GetTtlMs()) * time.Millisecond, Created: fromUnixMillis(n.GetCreatedUnixMs()),
+	}
+}
+
+func unixMillis(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixMilli()
+}
+
+func fromUnixMillis(ms int64) time.Time {
+	if ms == 0 {
+		return time.Time{}
+	}
+	return time.UnixMilli(ms)
+}
+
+func leaseToPB(l block.Lease) *pb.Lease {
+	if l.ID == 0 {
+		return nil
+	}
+	return &pb.Lease{Id: l.ID, LeftMs: l.Left.Milliseconds(), Count: uint32(l.Count)}
+}
+
+func leaseFromPB(l *pb.Lease) block.Lease {
+	return block.Lease{ID: l.GetId(), Left: time.Duration(l.GetLeftMs()) * time.Millisecond, Count: int(l.GetCount())}
+}
+
+// hashBytes is the part of a hash that counts, or nothing when it is absent.
+func hashBytes(h block.Hash, n int, has bool) []byte {
+	if !has {
+		return nil
+	}
+	return append([]byte(nil), h[:n]...)
+}
+
+func sumFromPB(b []byte) block.Sum {
+	var s block.Sum
+	copy(s[:], b)
+	return s
+}
+
+// matchToPB packs the answer of a match: one byte a key, and the lengths only
+// once where they are all the same, as they mostly are.
+func matchToPB(res *block.MatchResult) *pb.MatchResponse {
+	out := &pb.MatchResponse{Prefix: uint32(res.Prefix), Lease: leaseToPB(res.Lease)}
+	out.Tiers = make([]byte, len(res.Blocks))
+	same := true
+	for i, b := range res.Blocks {
+		switch b.State {
+		case block.Resident:
+			out.Tiers[i] = byte(b.Tier)
+			if out.Length == 0 {
+				out.Length = b.Len
+			}
+			same = same && out.Length == b.Len
+		case block.Pending:
+			out.Tiers[i] = pendingByte
+		}
+	}
+	if same {
+		return out
+	}
+	out.Length = 0
+	out.Lengths = make([]uint32, len(res.Blocks))
+	for i, b := range res.Blocks {
+		if b.State == block.Resident {
+			out.Lengths[i] = b.Len
+		}
+	}
+	return out
+}
+
+// matchFromPB is the inverse of matchToPB; it reuses the slice in res.
+func matchFromPB(in *pb.MatchResponse, res *block.MatchResult) {
+	res.Prefix = int(in.GetPrefix())
+	res.Lease = leaseFromPB(in.GetLease())
+	res.Blocks = res.Blocks[:0]
+	lengths := in.GetLengths()
+	for i, t := range in.GetTiers() {
+		var f block.Found
+		switch t {
+		case 0:
+		case pendingByte:
+			f.State = block.Pending
+		default:
+			f = block.Found{State: block.Resident, Tier: block.TierID(t), Len: in.GetLength()}
+			if i < len(lengths) {
+				f.Len = lengths[i]
+			}
+		}
+		res.Blocks = append(res.Blocks, f)
+	}
+}
+
+func eventToPB(e block.Event) *pb.Event {
+	n := int(e.Hlen)
+	return &pb.Event{
+		Seq: e.Seq, Kind: pb.EventKind(e.Kind), Namespace: e.NS, Hash: hashBytes(e.Hash, n, n > 0),
+		Parent: hashBytes(e.Parent, n, e.HasPar), Tier: pb.Tier(e.Tier), Reason: pb.Reason(e.Reason),
+		Length: e.Len, Last: e.Last, Count: e.Count,
+	}
+}
+
+func eventFromPB(e *pb.Event) block.Event {
+	out := block.Event{
+		Seq: e.GetSeq(), Kind: block.EventKind(e.GetKind()), NS: e.GetNamespace(), Hlen: uint8(len(e.GetHash())),
+		HasPar: len(e.GetParent()) > 0, Tier: block.TierID(e.GetTier()), Reason: block.Reason(e.GetReason()),
+		Len: e.GetLength(), Last: e.GetLast(), Count: e.GetCount(),
+	}
+	copy(out.Hash[:], e.GetHash())
+	copy(out.Parent[:], e.GetParent())
+	return out
+}
+
+func statsToPB(s block.Stats) *pb.StatsResponse {
+	out := &pb.StatsResponse{
+		UptimeMs: s.Uptime.Milliseconds(), Namespaces: s.Namespaces, Blocks: s.Blocks, Misses: s.Misses, Removed: s.Removed,
+		Conflicts: s.Conflicts, Corrupt: s.Corrupt, Leases: s.Leases, Reservations: s.Reservations,
+		Prefetch: &pb.PrefetchStats{
+			Queued: s.Prefetch.Queued, Done: s.Prefetch.Done, Dropped: s.Prefetch.Dropped, Cancelled: s.Prefetch.Cancelled,
+		},
+		Watchers: s.Watchers, EventsLost: s.EventsLost, TableBytes: s.TableBytes,
+	}
+	for _, t := range s.Tiers {
+		p := &pb.TierStats{
+			Tier: pb.Tier(t.Tier), Capacity: t.Capacity, Used: t.Used, Reserve: t.Reserve, Blocks: t.Blocks, Payload: t.Payload,
+			High: t.High, Low: t.Low, Evictions: t.Evictions, Dropped: t.Dropped, Reclaimed: t.Reclaimed,
+			BytesIn: t.BytesIn, BytesOut: t.BytesOut, Refused: t.Refused, Hits: t.Hits, QueueDrops: t.QueueDrops,
+		}
+		for _, d := range t.Devices {
+			p.Devices = append(p.Devices, &pb.DeviceStats{
+				Path: d.Path, Id: d.ID, Bytes: d.Bytes, FreeOnFs: d.FreeOnFS, Engine: d.Engine, State: d.State,
+				PageBytes: d.PageBytes, Locked: d.Locked,
+			})
+		}
+		out.Tiers = append(out.Tiers, p)
+	}
+	return out
+}
+
+func statsFromPB(s *pb.StatsResponse) block.Stats {
+	p := s.GetPrefetch()
+	out := block.Stats{
+		Uptime: time.Duration(s.GetUptimeMs()) * time.Millisecond, Namespaces: s.GetNamespaces(), Blocks: s.GetBlocks(),
+		Misses: s.GetMisses(), Removed: s.GetRemoved(), Conflicts: s.GetConflicts(), Corrupt: s.GetCorrupt(),
+		Leases: s.GetLeases(), Reservations: s.GetReservations(),
+		Prefetch: block.PrefetchStats{
+			Queued: p.GetQueued(), Done: p.GetDone(), Dropped: p.GetDropped(), Cancelled: p.GetCancelled(),
+		},
+		Watchers: s.GetWatchers(), EventsLost: s.GetEventsLost(), TableBytes: s.GetTableBytes(),
+	}
+	for _, t := range s.GetTiers() {
+		b := block.TierStats{
+			Tier: block.TierID(t.GetTier()), Capacity: t.GetCapacity(), Used: t.GetUsed(), Reserve: t.GetReserve(),
+			Blocks: t.GetBlocks(), Payload: t.GetPayload(), High: t.GetHigh(), Low: t.GetLow(), Evictions: t.GetEvictions(),
+			Dropped: t.GetDropped(), Reclaimed: t.GetReclaimed(), BytesIn: t.GetBytesIn(), BytesOut: t.GetBytesOut(),
+			Refused: t.GetRefused(), Hits: t.GetHits(), QueueDrops: t.GetQueueDrops(),
+		}
+		for _, d := range t.GetDevices() {
+			b.Devices = append(b.Devices, block.DeviceStats{
+				Path: d.GetPath(), ID: d.GetId(), Bytes: d.GetBytes(), FreeOnFS: d.GetFreeOnFs(), Engine: d.GetEngine(),
+				State: d.GetState(), PageBytes: d.GetPageBytes(), Locked: d.GetLocked(),
+			})
+		}
+		out.Tiers = append(out.Tiers, b)
+	}
+	return out
+}

@@ -1,0 +1,252 @@
+package api
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/reflection"
+
+	pb "github.com/kvtier/kvtier/api/kvtierpb"
+	"github.com/kvtier/kvtier/index/block"
+)
+
+const (
+	// deadPeerAfter + deadPeerWait is how long a connection whose peer has
+	// vanished keeps its leases.
+	deadPeerAfter = 20 * time.Second
+	deadPeerWait  = 10 * time.Second
+	// pingInterval is the fastest that a client may send keepalive pings.
+	pingInterval = 5 * time.Second
+)
+
+// ServerOptions are what a server may be told.
+type ServerOptions struct {
+	Logger  *slog.Logger // nil: silent
+	Token   string       // bearer token that calls must carry; empty: none
+	TLS     *tls.Config  // nil: plain text
+	Version string       // answered to Ping
+	// Timeout ends calls that come without a deadline; 0 is a minute. In a put it
+	// bounds each wait for room or durability instead of the whole stream.
+	// Prefetch and Watch run as long as their callers stay.
+	Timeout time.Duration
+}
+
+func (o *ServerOptions) withDefaults() ServerOptions {
+	var v ServerOptions
+	if o != nil {
+		v = *o
+	}
+	if v.Logger == nil {
+		v.Logger = slog.New(slog.DiscardHandler)
+	}
+	if v.Timeout <= 0 {
+		v.Timeout = time.Minute
+	}
+	return v
+}
+
+// Server serves a Store over gRPC, with the standard health service (open to
+// all, so that probes need no token) and reflection.
+type Server struct {
+	grpc    *grpc.Server
+	health  *health.Server
+	service *service
+	log     *slog.Logger
+	token   []byte // digest of the expected authorization; nil: none
+	timeout time.Duration
+}
+
+// NewServer makes a server of s, not ready and not listening yet. The store
+// stays the caller's, to be closed after the server has drained.
+func NewServer(s Store, opts *ServerOptions) *Server {
+	o := opts.withDefaults()
+	srv := &Server{
+		health:  health.NewServer(),
+		service: newService(s, o.Version, o.Timeout),
+		log:     o.Logger,
+		timeout: o.Timeout,
+	}
+	if o.Token != "" {
+		sum := sha256.Sum256([]byte(o.Token))
+		srv.token = sum[:]
+	}
+	gopts := []grpc.ServerOption{
+		grpc.ForceServerCodecV2(newCodec()),
+		grpc.StatsHandler(&sessions{end: s.EndSession}),
+		grpc.UnaryInterceptor(srv.unary),
+		grpc.StreamInterceptor(srv.stream),
+		grpc.MaxRecvMsgSize(maxMessageBytes),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: deadPeerAfter, Timeout: deadPeerWait}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingInterval, PermitWithoutStream: true}),
+		grpc.WaitForHandlers(true),
+	}
+	if o.TLS != nil {
+		gopts = append(gopts, grpc.Creds(credentials.NewTLS(o.TLS)))
+	}
+	srv.grpc = grpc.NewServer(gopts...)
+	pb.RegisterKvtierServer(srv.grpc, srv.service)
+	healthpb.RegisterHealthServer(srv.grpc, srv.health)
+	reflection.Register(srv.grpc)
+	srv.SetReady(false)
+	return srv
+}
+
+// SetReady sets what the health service and Ping say.
+func (s *Server) SetReady(ready bool) {
+	st := healthpb.HealthCheckResponse_NOT_SERVING
+	if ready {
+		st = healthpb.HealthCheckResponse_SERVING
+	}
+	s.service.ready.Store(ready)
+	s.health.SetServingStatus("", st)
+	s.health.SetServingStatus(pb.Kvtier_ServiceDesc.ServiceName, st)
+}
+
+// Serve answers connections of lis until Drain, and closes lis. It may run for
+// several listeners at once. It returns nil after Drain.
+func (s *Server) Serve(lis net.Listener) error {
+	s.log.Info("api listens", "network", lis.Addr().Network(), "address", lis.Addr().String())
+	if err := s.grpc.Serve(lis); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+		return fmt.Errorf("serve api on %s: %w", lis.Addr(), err)
+	}
+	return nil
+}
+
+// Drain stops accepting connections and calls, tells watchers to go, waits for
+// the other calls until ctx ends, and then breaks those that are left. It
+// returns when no handler runs, with the context's error if some were broken
+// off. It may be called twice.
+func (s *Server) Drain(ctx context.Context) error {
+	s.SetReady(false)
+	s.service.close()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		s.grpc.GracefulStop()
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+	}
+	s.grpc.Stop()
+	<-done
+	return fmt.Errorf("drain api: calls were broken off: %w", ctx.Err())
+}
+
+// authorize checks the bearer token of a call. Digests are compared, so neither
+// content nor length of the token shows in the time it takes.
+func (s *Server) authorize(ctx context.Context, method string) error {
+	if s.token == nil || strings.HasPrefix(method, "/grpc.health.v1.Health/") {
+		return nil
+	}
+	md, _ := metadata.FromIncomingContext(ctx)
+	values := md.Get("authorization")
+	if len(values) == 0 {
+		return fmt.Errorf("%w: no bearer token in the call, and this server wants one", block.ErrDenied)
+	}
+	scheme, token, _ := strings.Cut(values[0], " ")
+	sum := sha256.Sum256([]byte(token))
+	if !strings.EqualFold(scheme, "bearer") || subtle.ConstantTimeCompare(sum[:], s.token) != 1 {
+		return fmt.Errorf("%w: wrong bearer token", block.ErrDenied)
+	}
+	return nil
+}
+
+// unary checks the token, gives the call a deadline where it has none, and
+// turns its error into a status.
+func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	if err := s.authorize(ctx, info.FullMethod); err != nil {
+		return nil, toStatus(err)
+	}
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, s.timeout)
+		defer cancel()
+	}
+	resp, err := next(ctx, req)
+	return resp, toStatus(err)
+}
+
+// stream is unary for streams, whose handlers bound their waits themselves.
+func (s *Server) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+	if err := s.authorize(ss.Context(), info.FullMethod); err != nil {
+		return toStatus(err)
+	}
+	return toStatus(next(srv, ss))
+}
+
+// service answers the calls. Its methods validate, translate and call the store.
+type service struct {
+	pb.UnimplementedKvtierServer
+	store   Store
+	version string
+	timeout time.Duration
+	ready   atomic.Bool
+
+	tags    sync.Map  // block.NamespaceID -> uint64: an id is never given again
+	matches sync.Pool // *block.MatchResult
+
+	closeOnce sync.Once
+	closing   chan struct{} // closed by Drain
+}
+
+func newService(s Store, version string, timeout time.Duration) *service {
+	return &service{
+		store: s, version: version, timeout: timeout,
+		matches: sync.Pool{New: func() any { return new(block.MatchResult) }},
+		closing: make(chan struct{}),
+	}
+}
+
+func (s *service) close() { s.closeOnce.Do(func() { close(s.closing) }) }
+
+// bounded gives a wait of a stream without deadline one.
+func (s *service) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	if _, ok := ctx.Deadline(); ok {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, s.timeout)
+}
+
+// Ping answers who serves.
+func (s *service) Ping(context.Context, *pb.PingRequest) (*pb.PingResponse, error) {
+	return &pb.PingResponse{Version: s.version, Ready: s.ready.Load()}, nil
+}
+
+// namespace checks that a handle is of this store. A handle that was kept while
+// another store took the server's place could name another tenant's blocks.
+func (s *service) namespace(id uint32, tag uint64) (block.NamespaceID, error) {
+	ns := block.NamespaceID(id)
+	if id == 0 {
+		return 0, invalid("namespace: 0, want the handle that OpenNamespace answered")
+	}
+	have, ok := s.tags.Load(ns)
+	if !ok {
+		n, err := s.store.NamespaceByID(ns)
+		if err != nil {
+			return 0, err
+		}
+		have, _ = s.tags.LoadOrStore(ns, namespaceTag(n.Desc))
+	}
+	if tag != 0 && have.(uint64) != tag {
+		return 0, fmt.Errorf("%w: namespace handle %d was given by another store: open the namespace again", block.ErrNotFound, id)
+	}
+	return ns, nil
+}

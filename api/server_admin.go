@@ -1,0 +1,168 @@
+package api
+
+import (
+	"context"
+	"fmt"
+
+	"google.golang.org/grpc"
+
+	pb "github.com/kvtier/kvtier/api/kvtierpb"
+	"github.com/kvtier/kvtier/index/block"
+)
+
+// Prefetch brings blocks up and streams progress.
+func (s *service) Prefetch(req *pb.PrefetchRequest, stream grpc.ServerStreamingServer[pb.PrefetchResponse]) error {
+	ns, err := s.namespace(req.GetNamespace(), req.GetNamespaceTag())
+	if err != nil {
+		return err
+	}
+	if _, err := checkHashes(req.GetHashLen(), req.GetHashes(), MaxMatchKeys); err != nil {
+		return err
+	}
+	if n := len(req.GetRequestId()); n > maxRequestID {
+		return invalid("request_id: %d bytes, at most %d", n, maxRequestID)
+	}
+	ctx, cancel := s.untilClosing(stream.Context())
+	defer cancel(nil)
+	err = s.store.Prefetch(ctx, ns, int(req.GetHashLen()), req.GetHashes(), req.GetRequestId(), func(p block.Progress) error {
+		return stream.Send(&pb.PrefetchResponse{Index: uint32(p.Index), Reason: pb.MissReason(p.Reason), Tier: pb.Tier(p.Tier)})
+	})
+	return closingCause(ctx, err)
+}
+
+// CancelPrefetch ends a prefetch.
+func (s *service) CancelPrefetch(_ context.Context, req *pb.CancelPrefetchRequest) (*pb.CancelPrefetchResponse, error) {
+	if req.GetRequestId() == "" {
+		return nil, invalid("request_id: empty")
+	}
+	if err := s.store.CancelPrefetch(req.GetRequestId()); err != nil {
+		return nil, err
+	}
+	return &pb.CancelPrefetchResponse{}, nil
+}
+
+// Delete removes keys.
+func (s *service) Delete(ctx context.Context, req *pb.DeleteRequest) (*pb.DeleteResponse, error) {
+	ns, err := s.namespace(req.GetNamespace(), req.GetNamespaceTag())
+	if err != nil {
+		return nil, err
+	}
+	if _, err := checkHashes(req.GetHashLen(), req.GetHashes(), MaxKeys); err != nil {
+		return nil, err
+	}
+	n, err := s.store.Delete(ctx, ns, int(req.GetHashLen()), req.GetHashes())
+	if err != nil {
+		return nil, err
+	}
+	return &pb.DeleteResponse{Deleted: uint32(n)}, nil
+}
+
+// Clear removes all blocks of a namespace.
+func (s *service) Clear(ctx context.Context, req *pb.ClearRequest) (*pb.ClearResponse, error) {
+	ns, err := s.namespace(req.GetNamespace(), req.GetNamespaceTag())
+	if err != nil {
+		return nil, err
+	}
+	n, err := s.store.Clear(ctx, ns)
+	if err != nil {
+		return nil, err
+	}
+	return &pb.ClearResponse{Cleared: n}, nil
+}
+
+// List pages through the blocks of a namespace.
+func (s *service) List(ctx context.Context, req *pb.ListRequest) (*pb.ListResponse, error) {
+	ns, err := s.namespace(req.GetNamespace(), req.GetNamespaceTag())
+	if err != nil {
+		return nil, err
+	}
+	limit := int(req.GetLimit())
+	switch {
+	case limit == 0:
+		limit = defaultListLimit
+	case limit > MaxKeys:
+		return nil, invalid("limit: %d, want 1 to %d", limit, MaxKeys)
+	}
+	n, err := s.store.NamespaceByID(ns)
+	if err != nil {
+		return nil, err
+	}
+	entries, next, err := s.store.List(ctx, ns, req.GetCursor(), limit)
+	if err != nil {
+		return nil, err
+	}
+	if len(entries) > 0 && n.HashLen == 0 { // the first put came in between
+		if n, err = s.store.NamespaceByID(ns); err != nil {
+			return nil, err
+		}
+	}
+	out := &pb.ListResponse{Next: next, Entries: make([]*pb.ListEntry, len(entries))}
+	for i, e := range entries {
+		p := &pb.ListEntry{
+			Hash: hashBytes(e.Hash, n.HashLen, true), Parent: hashBytes(e.Parent, n.HashLen, e.HasPar),
+			Length: e.Len, Sum: append([]byte(nil), e.Sum[:]...), ExpiresUnixMs: unixMillis(e.Expires),
+		}
+		for _, t := range e.Tiers {
+			p.Tiers = append(p.Tiers, pb.Tier(t))
+		}
+		out.Entries[i] = p
+	}
+	return out, nil
+}
+
+// Stats answers a snapshot.
+func (s *service) Stats(context.Context, *pb.StatsRequest) (*pb.StatsResponse, error) {
+	return statsToPB(s.store.Stats()), nil
+}
+
+// Watch streams events.
+func (s *service) Watch(req *pb.WatchRequest, stream grpc.ServerStreamingServer[pb.WatchResponse]) error {
+	var ns block.NamespaceID
+	if req.GetNamespace() != 0 {
+		var err error
+		if ns, err = s.namespace(req.GetNamespace(), req.GetNamespaceTag()); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := s.untilClosing(stream.Context())
+	defer cancel(nil)
+	err := s.store.Watch(ctx, ns, func() {
+		if err := stream.Send(&pb.WatchResponse{Ready: true}); err != nil {
+			cancel(err)
+		}
+	}, func(e block.Event) error {
+		return stream.Send(&pb.WatchResponse{Event: eventToPB(e)})
+	})
+	if err == nil {
+		err = ctx.Err() // a watch does not end well
+	}
+	return closingCause(ctx, err)
+}
+
+// untilClosing is a context that ends when the server drains, with ErrClosed as
+// its cause: streams that last as long as their callers must not hold it up.
+func (s *service) untilClosing(ctx context.Context) (context.Context, context.CancelCauseFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stopped := make(chan struct{})
+	go func() {
+		defer close(stopped)
+		select {
+		case <-s.closing:
+			cancel(fmt.Errorf("%w: the server is shutting down", block.ErrClosed))
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func(cause error) {
+		cancel(cause)
+		<-stopped
+	}
+}
+
+// closingCause prefers why the context ended over the bare end that the store
+// reports.
+func closingCause(ctx context.Context, err error) error {
+	if err == nil || ctx.Err() == nil {
+		return err
+	}
+	return context.Cause(ctx)
+}

@@ -1,0 +1,88 @@
+package api
+
+import (
+	"context"
+	"time"
+
+	"github.com/kvtier/kvtier/index/block"
+)
+
+// Store is what the server serves. tiers.Store implements it. Hashes come
+// packed, hashLen bytes each, so that a lookup of many costs no allocation.
+//
+// Every call ends by the deadline of its context. Failures of a whole call are
+// errors that wrap block's sentinels; what concerns one key is in its result.
+type Store interface {
+	// OpenNamespace opens or creates the namespace that d describes. A known
+	// name with another descriptor is a *block.Mismatch. ttl is the default time
+	// to live of its blocks, 0 without end; it takes effect when the namespace is made.
+	OpenNamespace(ctx context.Context, d block.Descriptor, ttl time.Duration) (block.Namespace, error)
+	// Namespace finds an open namespace by name. ErrNotFound.
+	Namespace(name string) (block.Namespace, error)
+	// NamespaceByID finds an open namespace by handle. ErrNotFound.
+	NamespaceByID(id block.NamespaceID) (block.Namespace, error)
+	// Namespaces lists them by name.
+	Namespaces() []block.NamespaceInfo
+
+	// Match looks keys up, root first, and touches no device. It fills res,
+	// reusing its slice.
+	Match(ctx context.Context, ns block.NamespaceID, hashLen int, hashes []byte, o block.MatchOptions, res *block.MatchResult) error
+	// Locate lists for each key every place where it lies, nearest first.
+	Locate(ctx context.Context, ns block.NamespaceID, hashLen int, hashes []byte) ([][]block.Located, error)
+
+	// Reserve takes room for a block of n bytes. If the key is there already,
+	// the result says so with Exists, and Existing says what is there; nothing
+	// is reserved. ErrNoSpace when there was no room by the deadline.
+	Reserve(ctx context.Context, ns block.NamespaceID, hashLen int, h block.Hash, n int64, o block.PutOptions) (block.Reserved, block.Existing, error)
+	// Fill writes p at off of a reservation, in order and without gaps, so that
+	// the checksum is computed while the bytes are copied. ErrLeaseExpired.
+	Fill(ctx context.Context, id uint64, off int64, p []byte) error
+	// Commit makes full reservations visible, and as durable as each asked for;
+	// only then does it return. One result per id: Stored, or Exists when another
+	// put of the same bytes was first. Errors per id: ErrLeaseExpired, ErrInvalid
+	// (not full), ErrConflict, ErrNoSpace.
+	Commit(ctx context.Context, ids []uint64) []block.CommitResult
+	// Abort gives reservations back. Unknown ones are ignored.
+	Abort(ids []uint64)
+	// CompareExisting settles a put of a key that is there, for a client that
+	// sent the bytes although it exists: nil when sum and length are the block's,
+	// ErrConflict (counted) when not. With o.Durable G3 it returns once the block
+	// is durable.
+	CompareExisting(ctx context.Context, ns block.NamespaceID, h block.Hash, n int64, sum block.Sum, o block.PutOptions) error
+
+	// Get reads blocks and calls use for each key in order, hit or miss, on the
+	// caller's goroutine. The bytes are leased while use runs. An error of use
+	// ends the call.
+	Get(ctx context.Context, ns block.NamespaceID, hashLen int, want []block.Wanted, o block.GetOptions, use func(i int, p block.Payload) error) error
+
+	// Prefetch brings blocks up to G2, root first, under a request id that the
+	// caller chose ("" for none), calling progress for each key in order. It
+	// returns when all are done, when ctx ends or when CancelPrefetch(id) is
+	// called (ErrNotFound for an unknown id).
+	Prefetch(ctx context.Context, ns block.NamespaceID, hashLen int, hashes []byte, id string, progress func(block.Progress) error) error
+	CancelPrefetch(id string) error
+
+	// RenewLease lets a lease run for d from now; ReleaseLease ends it.
+	// ErrLeaseExpired.
+	RenewLease(id uint64, d time.Duration) (block.Lease, error)
+	ReleaseLease(id uint64) error
+	// EndSession releases every lease and reservation of a session.
+	EndSession(session uint64)
+
+	// Delete removes blocks from all tiers and returns how many there were; a
+	// restart does not bring them back. Leased blocks are unlinked now, and their
+	// bytes are freed when the lease ends.
+	Delete(ctx context.Context, ns block.NamespaceID, hashLen int, hashes []byte) (int, error)
+	// Clear removes all blocks of a namespace.
+	Clear(ctx context.Context, ns block.NamespaceID) (int64, error)
+	// List lists blocks of a namespace in an order that stays as the store
+	// changes, from behind the cursor ("" for the start), limit at most. next is
+	// "" at the end.
+	List(ctx context.Context, ns block.NamespaceID, cursor string, limit int) (entries []block.ListEntry, next string, err error)
+
+	Stats() block.Stats
+	// Watch calls fn for each event of a namespace (0 for all) from now on, until
+	// ctx ends or fn fails. ready is called once, when it listens. A watcher that
+	// is too slow loses events and is told so with EventLost.
+	Watch(ctx context.Context, ns block.NamespaceID, ready func(), fn func(block.Event) error) error
+}
