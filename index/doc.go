@@ -1,0 +1,11 @@
+// Package index keeps what the store knows about its blocks: the resident
+// table, which answers lookups from memory, and the catalog, which is the
+// durable truth on Pebble.
+//
+// The table lists the blocks of the local tiers and lies outside the Go heap,
+// so that ten million entries cost the garbage collector nothing. The catalog
+// holds namespaces, slabs and one record for each block on a durable medium; it
+// is read as a whole at start and written in batches after that. Neither moves
+// a payload: a block's bytes are written before its record, and its record is
+// dropped before its bytes are, so that a crash can only cause a miss.
+package index
