@@ -66,7 +66,8 @@ type Request struct {
 		idle      chan struct{} // made by whoever waits, closed when the post has ended
 		progress  chan struct{} // tells Each that descriptor want is done
 		want      int
-		delivered bool // an Each is under way
+		delivered bool      // an Each is under way
+		each      *delivery // of the run under way, if it is an Each's
 		telemetry Telemetry
 	}
 }
@@ -146,7 +147,7 @@ func (r *Request) Run(ctx context.Context) error {
 	if r.a.telemetry {
 		began = time.Now()
 	}
-	ctx, err := r.begin(ctx, began, false)
+	ctx, err := r.begin(ctx, began, false, nil)
 	if err != nil {
 		return err
 	}
@@ -172,7 +173,7 @@ func (r *Request) Post(ctx context.Context) error {
 			return r.fail(-1, fmt.Errorf("%w: %w", ErrCanceled, context.Cause(ctx)))
 		}
 	}
-	ctx, err := r.begin(ctx, began, true)
+	ctx, err := r.begin(ctx, began, true, nil)
 	if err != nil {
 		<-r.a.slots
 		return err
@@ -186,7 +187,7 @@ func (r *Request) Post(ctx context.Context) error {
 }
 
 // begin makes the request active and gives the context of this post.
-func (r *Request) begin(ctx context.Context, began time.Time, posted bool) (context.Context, error) {
+func (r *Request) begin(ctx context.Context, began time.Time, posted bool, each *delivery) (context.Context, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch r.mu.status {
@@ -204,7 +205,7 @@ func (r *Request) begin(ctx context.Context, began time.Time, posted bool) (cont
 	for i := range r.mu.states {
 		r.mu.states[i] = Active
 	}
-	r.mu.left, r.mu.moved, r.mu.posted = len(r.mu.states), 0, posted
+	r.mu.left, r.mu.moved, r.mu.posted, r.mu.each = len(r.mu.states), 0, posted, each
 	r.mu.telemetry.Posts++
 	r.mu.telemetry.Started = began
 	return ctx, nil
@@ -235,7 +236,7 @@ func (r *Request) transfer(ctx context.Context, began time.Time) error {
 	}
 	r.count()
 	cancel, result := r.mu.cancel, r.mu.err
-	r.mu.cancel = nil
+	r.mu.cancel, r.mu.each = nil, nil
 	if r.mu.posted {
 		<-r.a.slots
 	}
@@ -256,7 +257,11 @@ func (r *Request) onDone(i int, err error) {
 	if r.mu.want == i {
 		r.wake()
 	}
+	each := r.mu.each
 	r.mu.Unlock()
+	if each != nil {
+		each.advance()
+	}
 }
 
 // record needs r.mu. What is reported twice counts once.

@@ -335,7 +335,7 @@ func TestEachOverlapsAndKeepsOrder(t *testing.T) {
 	err := r.Each(t.Context(), func(i int, err error) error {
 		order = append(order, i)
 		if i == 2 {
-			turn <- 3
+			wg.Go(func() { turn <- 3 }) // fn itself may run inside the transfer
 		}
 		return err
 	})

@@ -25,7 +25,7 @@ const (
 type Options struct {
 	Engine     string       // EngineAuto when empty: io_uring where it works, else goroutines
 	Depth      int          // operations in flight per device; 32 when 0
-	DepthBytes int64        // bytes in flight per device; 8 MiB when 0: more only adds latency
+	DepthBytes int64        // bytes in flight per device; 12 MiB when 0: eight large blocks with their headers, and more only adds latency
 	Logger     *slog.Logger // warnings at construction and registration; nowhere when nil
 }
 
@@ -80,7 +80,7 @@ func New(o *Options) (*Backend, error) {
 		b.opt.Depth = 32
 	}
 	if b.opt.DepthBytes == 0 {
-		b.opt.DepthBytes = 8 << 20
+		b.opt.DepthBytes = 12 << 20
 	}
 	if b.opt.Depth < 0 || b.opt.Depth > 4096 {
 		return nil, fmt.Errorf("posix depth %d: %w: want 1 to 4096", b.opt.Depth, xfer.ErrInvalid)

@@ -1,0 +1,236 @@
+package tiers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/kvtier/kvtier/index"
+	"github.com/kvtier/kvtier/index/block"
+	"github.com/kvtier/kvtier/xfer"
+)
+
+// lostDevice reports whether a copy failed because its medium did, so that
+// waiting for room would be in vain.
+func lostDevice(err error) bool {
+	return errors.Is(err, block.ErrUnavailable) && !errors.Is(err, xfer.ErrCanceled)
+}
+
+// Delete removes blocks from all tiers; see api.Store. It answers when the drops
+// of their records are synced.
+func (s *Store) Delete(ctx context.Context, nsID block.NamespaceID, hashLen int, hashes []byte) (int, error) {
+	n, err := s.checkHashes(nsID, hashLen, hashes)
+	if err != nil {
+		return 0, fmt.Errorf("delete: %w", err)
+	}
+	there := 0
+	w := s.newRemovals()
+	for i := range n {
+		k := block.Key{NS: nsID}
+		copy(k.Hash[:], hashes[i*hashLen:(i+1)*hashLen])
+		if s.remove(k, block.Deleted, w, always) {
+			there++
+		}
+		if s.unserved {
+			// A slab that is not here now may have it: it must not come back with it.
+			w.wg.Add(1)
+			s.commits.add(catalogOp{key: k, hlen: hashLen, fin: w.fin})
+		}
+	}
+	// A block that is not there may have left a moment ago, and its record not yet.
+	w.wg.Add(1)
+	s.commits.barrier(w.fin)
+	if err := w.wait(ctx); err != nil {
+		return there, fmt.Errorf("delete: %w", err)
+	}
+	return there, nil
+}
+
+// removals waits for the records of removed blocks.
+type removals struct {
+	wg sync.WaitGroup
+	mu struct {
+		sync.Mutex
+		err error
+	}
+}
+
+func (s *Store) newRemovals() *removals { return &removals{} }
+
+func (w *removals) fin(err error) {
+	if err != nil {
+		w.mu.Lock()
+		w.mu.err = err
+		w.mu.Unlock()
+	}
+	w.wg.Done()
+}
+
+// wait returns when all records are dropped, durably, or ctx ends.
+func (w *removals) wait(ctx context.Context) error {
+	done := make(chan struct{})
+	go func() { // ends with the committer's next rounds
+		w.wg.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.mu.err
+}
+
+// remove takes a block out of every tier, whoever uses it: it is found no more
+// from now on, and its slots come free when the last user and the last record
+// are gone. It does so only if the entry, looked at under the lock, is still one
+// to remove. It reports whether the block was there.
+func (s *Store) remove(k block.Key, why block.Reason, w *removals, still func(e *index.Entry) bool) (there bool) {
+	var out []departure
+	var h block.Handle
+	s.table.Detach(k, func(hd block.Handle, e *index.Entry) bool {
+		if !still(e) {
+			return false
+		}
+		h = hd
+		there = resident(e)
+		busy := e.Refs > 0
+		leaving := e.State[ixG3] == index.SlotLeaving // its departure is told later
+		var drop bool
+		for ix := range e.State {
+			switch {
+			case !live(e, ix):
+				// A copy to G3 whose record is queued: its drop must follow it.
+				drop = drop || ix == ixG3 && e.State[ix] == index.SlotFilling && e.Ops > 0
+			case ix == ixG3:
+				drop = true
+				fallthrough
+			case busy:
+				d := s.leave(h, e, ix, why)
+				d.linger = true
+				out = append(out, d)
+				e.State[ix] = index.SlotLeaving // the slot is still taken
+			default:
+				out = append(out, s.leave(h, e, ix, why))
+			}
+		}
+		if len(out) > 0 {
+			out[len(out)-1].last = !leaving
+			for i := range out[:len(out)-1] {
+				out[i].last = false
+			}
+		}
+		if drop {
+			e.Ops++
+			w.wg.Add(1)
+			s.commits.add(catalogOp{key: k, hlen: int(e.HashLen), fin: func(err error) {
+				s.settle(h, func(e *index.Entry) { e.Ops-- })
+				w.fin(err)
+			}})
+		}
+		if busy || drop || dirty(e) {
+			e.Flags |= flagDeleted
+			return true
+		}
+		return false
+	})
+	for _, d := range out {
+		s.departed(d)
+	}
+	return there
+}
+
+func always(*index.Entry) bool { return true }
+
+// expire takes away a block whose time has passed, or what is left of one that
+// was in use when it left.
+func (s *Store) expire(h block.Handle) {
+	var k block.Key
+	ok := s.table.View(h, func(e *index.Entry) {
+		k = block.Key{NS: e.NS, Hash: e.Hash}
+	})
+	if ok {
+		s.remove(k, block.Expired, s.newRemovals(), func(e *index.Entry) bool { return expired(e, nowUnix()) || dirty(e) })
+	}
+}
+
+// damagedG3 drops a copy in G3 whose bytes failed their checksum.
+func (s *Store) damagedG3(h block.Handle, e *index.Entry, cause error) {
+	found := false
+	s.table.Update(h, func(now *index.Entry) {
+		// Other readers may hold references: they fail the same way. The slot
+		// itself waits for none of them, since they verify what they read. So the
+		// block may even have come down again meanwhile, to another slot.
+		if live(now, ixG3) && now.Gen == e.Gen && now.Place[ixG3] == e.Place[ixG3] {
+			s.startLeave(h, now, block.Damaged, nil)
+			found = true
+		}
+	})
+	if !found {
+		return
+	}
+	s.corrupt.Add(1)
+	s.log.Error("block damaged", "tier", "g3", "namespace", s.names.name(e.NS), "hash", e.Hash.Hex(int(e.HashLen)),
+		"slab", s.g3.devs[e.Place[ixG3].Device()].slab.Path(), "offset", e.Place[ixG3].Offset(), "err", cause)
+}
+
+// damagedG2 drops a copy in G2 whose bytes failed their checksum. References to
+// it are out, so its slot is given back with the last of them.
+func (s *Store) damagedG2(h block.Handle, e *index.Entry) {
+	s.corrupt.Add(1)
+	s.log.Error("block damaged", "tier", "g2", "namespace", s.names.name(e.NS), "hash", e.Hash.Hex(int(e.HashLen)))
+	var d departure
+	var gone bool
+	s.table.Update(h, func(e *index.Entry) {
+		if live(e, ixG2) {
+			d, gone = s.leave(h, e, ixG2, block.Damaged), true
+			d.linger = true
+			e.State[ixG2] = index.SlotLeaving
+		}
+	})
+	if gone {
+		s.departed(d)
+	}
+}
+
+// Clear removes all blocks of a namespace; see api.Store.
+func (s *Store) Clear(ctx context.Context, nsID block.NamespaceID) (int64, error) {
+	ns, err := s.names.byID(nsID)
+	if err != nil {
+		return 0, fmt.Errorf("clear: %w", err)
+	}
+	s.names.change.Lock()
+	defer s.names.change.Unlock()
+	// While the gate is closed no block of the namespace is committed, so the
+	// records that are queued are all of the old epoch, and the clearing behind
+	// them in the queue covers them.
+	ns.gate.Lock()
+	next := *ns.state.Load()
+	next.Epoch++
+	var n int64
+	w := s.newRemovals()
+	var keys []block.Key
+	s.table.Range(1, func(_ block.Handle, e *index.Entry) bool {
+		if e.NS == nsID && (resident(e) || dirty(e)) {
+			keys = append(keys, block.Key{NS: e.NS, Hash: e.Hash})
+		}
+		return true
+	})
+	for _, k := range keys {
+		if s.remove(k, block.Deleted, w, always) {
+			n++
+		}
+	}
+	w.wg.Add(1)
+	s.commits.add(catalogOp{clear: &next, fin: w.fin})
+	ns.state.Store(&next)
+	ns.gate.Unlock()
+	if err := w.wait(ctx); err != nil {
+		return n, fmt.Errorf("clear namespace %q: %w", next.Desc.Name, err)
+	}
+	s.events.publish(block.Event{Kind: block.EventCleared, NS: next.Desc.Name, Count: n})
+	return n, nil
+}

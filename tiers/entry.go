@@ -1,0 +1,228 @@
+package tiers
+
+import (
+	"encoding/binary"
+	"math"
+	"time"
+
+	"github.com/kvtier/kvtier/index"
+	"github.com/kvtier/kvtier/index/block"
+	"github.com/kvtier/kvtier/policy"
+)
+
+// This file holds the small steps of an entry's life. The rules:
+//
+//   - Refs keeps every copy where it is: leases, transfers and reads hold one.
+//   - Ops keeps the entry: a catalog record or a piece of bookkeeping is on its way.
+//   - Named keeps the entry: children know it as their parent.
+//   - An entry that was deleted while it had references is unlinked and flagged;
+//     whoever takes the last reference away frees its slots.
+//   - What a tier's policy must know is queued under the lock of the block's
+//     shard, so that arrivals and departures reach it in the order they happened.
+
+// flagDeleted marks an entry that was deleted while it was in use.
+const flagDeleted = 1
+
+// Indices of the tiers in an entry's arrays.
+const (
+	ixG2 = 0
+	ixG3 = 1
+)
+
+// live reports whether the block can be read from a tier.
+func live(e *index.Entry, ix int) bool { return e.State[ix] == index.SlotResident }
+
+// resident reports whether the block can be read from anywhere.
+func resident(e *index.Entry) bool { return live(e, ixG2) || live(e, ixG3) }
+
+// counted reports whether a tier has the block, be it on its way out of G3. A
+// slot that leaves G2, or that was deleted, is its block's no more.
+func counted(e *index.Entry, ix int) bool {
+	return live(e, ix) || ix == ixG3 && e.State[ix] == index.SlotLeaving && e.Flags&flagDeleted == 0
+}
+
+// dirty reports whether a block that can be read from nowhere still has slots:
+// one on its way out, or one that others use. A put does not build on such an
+// entry, it makes a new one.
+func dirty(e *index.Entry) bool {
+	return !resident(e) && (e.State[ixG2] != index.SlotNone || e.State[ixG3] != index.SlotNone)
+}
+
+// expired reports whether the block's time has passed.
+func expired(e *index.Entry, now uint32) bool { return e.Expires != 0 && now >= e.Expires }
+
+// nowUnix is the clock that expiry times are compared with.
+func nowUnix() uint32 { return uint32(time.Now().Unix()) }
+
+// expiry is when a time to live that begins now is over, not early and at the
+// latest when the clock of entries ends.
+func expiry(ttl time.Duration) uint32 {
+	ttl = min(ttl, math.MaxUint32*time.Second) // what follows must not overflow
+	return uint32(min(time.Now().Add(ttl+time.Second-1).Unix(), math.MaxUint32))
+}
+
+// age is the store's coarse clock for Entry.Born: tenths of a second since it
+// was opened, from 1 on, so that 0 means that the block was there before.
+func (s *Store) age() uint32 { return uint32(time.Since(s.start)/(100*time.Millisecond)) + 1 }
+
+// graced reports whether a block is too young to be dropped for good.
+func (s *Store) graced(e *index.Entry) bool {
+	return e.Born != 0 && time.Duration(s.age()-e.Born)*100*time.Millisecond < s.opts.Grace
+}
+
+// fingerprint is how policies know a key.
+func fingerprint(ns block.NamespaceID, h *block.Hash) uint64 {
+	return binary.LittleEndian.Uint64(h[:8]) ^ binary.LittleEndian.Uint64(h[8:16])*0x9e3779b97f4a7c15 ^ uint64(ns)<<40
+}
+
+// facts is what a policy is told of a block.
+func (s *Store) facts(e *index.Entry) policy.Block {
+	return policy.Block{
+		Hash:   fingerprint(e.NS, &e.Hash),
+		Parent: e.Parent,
+		Depth:  e.Depth,
+		Tokens: uint16(min(s.names.tokens(e.NS), 1<<16-1)),
+		Bytes:  e.Len,
+	}
+}
+
+// aftermath is what a settled entry leaves to be given back.
+type aftermath struct {
+	places [index.LocalTiers]block.Place
+	free   [index.LocalTiers]bool
+	parent block.Handle
+	dead   bool
+}
+
+// settle changes an entry and takes away what nothing holds any more.
+func (s *Store) settle(h block.Handle, fn func(e *index.Entry)) {
+	for h != 0 {
+		var a aftermath
+		s.table.Settle(h, func(e *index.Entry) bool {
+			fn(e)
+			a = s.reap(e)
+			return a.dead
+		})
+		for ix, free := range a.free {
+			if free {
+				s.tier(ix).free(a.places[ix])
+			}
+		}
+		if !a.dead || a.parent == 0 {
+			return
+		}
+		h, fn = a.parent, func(e *index.Entry) { e.Named-- }
+	}
+}
+
+// reap says what of an entry can go now. It runs under the shard's lock.
+func (s *Store) reap(e *index.Entry) (a aftermath) {
+	if e.Refs > 0 {
+		return a
+	}
+	give := func(ix int) {
+		a.places[ix], a.free[ix] = e.Place[ix], true
+		e.State[ix] = index.SlotNone
+	}
+	if e.State[ixG2] == index.SlotLeaving {
+		give(ixG2)
+	}
+	if e.Ops > 0 {
+		return a
+	}
+	if e.Flags&flagDeleted != 0 && e.State[ixG3] != index.SlotNone {
+		give(ixG3)
+	}
+	for ix := range e.State {
+		if e.State[ix] != index.SlotNone {
+			return a
+		}
+	}
+	if e.Named == 0 {
+		a.dead, a.parent = true, e.Parent
+	}
+	return a
+}
+
+// release gives a reference back.
+func (s *Store) release(h block.Handle) {
+	s.settle(h, func(e *index.Entry) { e.Refs-- })
+}
+
+// kid counts a child of h that came into a tier (delta 1) or left it (-1). The
+// caller holds something that keeps the child's entry, and thus its parent's.
+func (s *Store) kid(h block.Handle, ix int, delta int) {
+	if h == 0 || s.tier(ix) == nil {
+		return
+	}
+	s.table.Update(h, func(e *index.Entry) {
+		if delta > 0 {
+			e.Kids[ix]++
+		} else {
+			e.Kids[ix]--
+		}
+		if e.Kids[ix] == 0 || delta > 0 && e.Kids[ix] == 1 {
+			s.tier(ix).events.push(policyEvent{kind: evLeaf, h: h})
+		}
+	})
+}
+
+// departure is a block that left a tier, to be told when the lock is released.
+type departure struct {
+	h      block.Handle
+	ix     int
+	why    block.Reason
+	place  block.Place
+	e      index.Entry // as it was
+	last   bool        // no tier has it any more
+	linger bool        // the slot is freed with the last reference
+}
+
+// leave takes a block out of a tier. It runs under the shard's lock; the caller
+// then calls departed. Until then Ops keeps the entry.
+func (s *Store) leave(h block.Handle, e *index.Entry, ix int, why block.Reason) departure {
+	d := departure{h: h, ix: ix, why: why, place: e.Place[ix], e: *e}
+	e.State[ix] = index.SlotNone
+	e.Ops++
+	d.last = !counted(e, 1-ix)
+	s.tier(ix).events.push(policyEvent{kind: evRemove, h: h, why: why})
+	return d
+}
+
+// departed does what follows from a departure outside the lock: frees the slot,
+// counts, tells the watchers and the parent. It returns the bytes that came free.
+func (s *Store) departed(d departure) (freed int64) {
+	t := s.tier(d.ix)
+	if !d.linger {
+		freed = t.free(d.place)
+	}
+	t.blocks.Add(-1)
+	t.payload.Add(-int64(d.e.Len))
+	if d.why == block.Evicted || d.why == block.Moved {
+		t.evictions.Add(1)
+		t.reclaimed.Add(freed)
+		if d.last {
+			t.dropped.Add(1)
+		}
+	}
+	if d.last {
+		s.names.count(d.e.NS, -1, -int64(d.e.Len))
+		s.removed[d.why].Add(1)
+	}
+	s.tell(block.EventRemoved, &d.e, t.id, d.why, d.last)
+	s.kid(d.e.Parent, d.ix, -1)
+	s.settle(d.h, func(e *index.Entry) { e.Ops-- })
+	return freed
+}
+
+// tell publishes an event about a block.
+func (s *Store) tell(kind block.EventKind, e *index.Entry, t block.TierID, why block.Reason, last bool) {
+	ev := block.Event{
+		Kind: kind, NS: s.names.name(e.NS), Hash: e.Hash, Hlen: e.HashLen,
+		Tier: t, Reason: why, Len: e.Len, Last: last,
+	}
+	if e.Parent != 0 {
+		s.table.View(e.Parent, func(p *index.Entry) { ev.Parent, ev.HasPar = p.Hash, true })
+	}
+	s.events.publish(ev)
+}

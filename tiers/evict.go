@@ -1,0 +1,350 @@
+package tiers
+
+import (
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/kvtier/kvtier/index"
+	"github.com/kvtier/kvtier/index/block"
+	"github.com/kvtier/kvtier/policy"
+)
+
+// Each tier has one evictor: the goroutine that owns its policy. It keeps the
+// tier between its watermarks, and makes room for a size that starves although
+// there would be bytes enough. Nobody else evicts.
+
+// evictBytes is how much one round of an evictor takes on, so that events are
+// looked at in between and room comes free early.
+const evictBytes = 32 << 20
+
+// evictPause is how long an evictor that found nothing waits before it looks
+// again without being asked: leases and graces end by themselves.
+const evictPause = 100 * time.Millisecond
+
+type evictor struct {
+	s       *Store
+	t       *tier
+	p       policy.Policy
+	spare   []policyEvent
+	victims []block.Handle
+}
+
+// run drains events and evicts until the store's life ends.
+func (v *evictor) run() {
+	pause := time.NewTimer(evictPause)
+	defer pause.Stop()
+	for {
+		select {
+		case <-v.t.kick:
+		case <-pause.C:
+		case <-v.s.life.Done():
+			return
+		}
+		v.drain()
+		v.evict()
+		pause.Reset(evictPause)
+	}
+}
+
+// drain brings the policy up to date.
+func (v *evictor) drain() {
+	ev, reqs := v.t.events.take(v.spare)
+	for _, r := range reqs {
+		v.p.Request(r.path, r.hits, r.class)
+	}
+	for i := range ev {
+		v.apply(ev[i])
+	}
+	if cap(ev) > eventRoom {
+		ev = nil // what a recovery queued is not worth keeping
+	}
+	v.spare = ev
+}
+
+// apply tells the policy of an event as things are now, not as they were when it
+// was queued. A block that came and left again is not inserted, and transitions
+// of one count may be queued out of order, but the last one queued finds the
+// last count.
+func (v *evictor) apply(ev policyEvent) {
+	switch ev.kind {
+	case evInsert:
+		v.insert(ev.h)
+	case evRemove:
+		v.p.Remove(ev.h, ev.why)
+	case evLeaf:
+		v.s.table.View(ev.h, func(e *index.Entry) { v.p.Leaf(ev.h, e.Kids[v.t.ix] == 0) })
+	case evHit:
+		v.p.Hit(ev.h)
+	}
+}
+
+func (v *evictor) insert(h block.Handle) {
+	v.s.table.View(h, func(e *index.Entry) {
+		if counted(e, v.t.ix) {
+			v.p.Insert(h, v.s.facts(e))
+			v.p.Leaf(h, e.Kids[v.t.ix] == 0)
+		}
+	})
+}
+
+// evict makes room until the tier is below its low watermark and nobody starves.
+func (v *evictor) evict() {
+	evicting := false
+	for v.s.life.Err() == nil {
+		need, starving := v.t.pressure(evicting)
+		if need == 0 && starving == 0 {
+			return
+		}
+		evicting = true
+		freed := v.round(min(max(need, starving), evictBytes))
+		if freed == 0 && starving > 0 {
+			freed = v.vacate(starving)
+		} else if starving > 0 && need == 0 {
+			// There are bytes enough, in slots of other sizes.
+			freed += v.vacate(starving)
+		}
+		v.drain()
+		if freed == 0 {
+			v.t.inVain()
+			return
+		}
+	}
+}
+
+// round evicts what the policy proposes and returns the bytes that came free.
+func (v *evictor) round(need int64) int64 {
+	v.victims = v.p.Victims(v.victims[:0], need, v.mayLeave)
+	return v.s.evict(v.t, v.victims)
+}
+
+// mayLeave is the store's say in what a policy proposes.
+func (v *evictor) mayLeave(h block.Handle) (ok bool) {
+	v.s.table.View(h, func(e *index.Entry) { ok = v.s.mayLeave(v.t, e) })
+	return ok
+}
+
+// mayLeave reports whether a block may leave a tier now: nobody uses it, and if
+// it would be lost with this copy, its grace is over and no child of it is left
+// anywhere.
+func (s *Store) mayLeave(t *tier, e *index.Entry) bool {
+	if e.Refs > 0 || !live(e, t.ix) {
+		return false
+	}
+	if live(e, 1-t.ix) || t.ix == ixG2 && s.g3 != nil {
+		return true // it is, or will be, elsewhere
+	}
+	return !s.graced(e) && e.Kids[ixG2] == 0 && e.Kids[ixG3] == 0
+}
+
+// vacateTries is how many extents a round looks at that cannot be emptied.
+const vacateTries = 64
+
+// extentAt names an extent of a tier.
+type extentAt struct {
+	dev    *device
+	extent int
+}
+
+// vacate empties an extent of another class for slots of the given size: the one
+// with the least in it, of those in which nothing is in use.
+func (v *evictor) vacate(size int64) (freed int64) {
+	tried := map[extentAt]bool{}
+	for range vacateTries {
+		at, owners, ok := v.emptiest(size, tried)
+		if !ok {
+			break
+		}
+		tried[at] = true
+		if !slices.ContainsFunc(owners, v.pinned) {
+			n, empty := v.clearOut(at, owners)
+			if freed += n; empty {
+				break
+			}
+		}
+	}
+	return freed
+}
+
+// emptiest is the extent with the least in it and who has slots there.
+func (v *evictor) emptiest(size int64, tried map[extentAt]bool) (at extentAt, owners []block.Handle, ok bool) {
+	v.t.mu.Lock()
+	defer v.t.mu.Unlock()
+	used := int64(0)
+	for _, d := range v.t.devs {
+		not := func(e int) bool { return tried[extentAt{d, e}] }
+		if e, u, some := d.slots.Emptiest(size, not); some && (!ok || u < used) {
+			at, used, ok = extentAt{d, e}, u, true
+		}
+	}
+	if ok {
+		owners = at.dev.slots.Owners(at.extent, nil)
+	}
+	return at, owners, ok
+}
+
+// pinned reports whether a slot's owner cannot leave, whatever else leaves.
+func (v *evictor) pinned(h block.Handle) (pinned bool) {
+	if h == reserved {
+		return true
+	}
+	v.s.table.View(h, func(e *index.Entry) {
+		pinned = e.Refs > 0 || !live(e, v.t.ix) || v.last(e) && v.s.graced(e)
+	})
+	return pinned
+}
+
+// last reports whether a block is lost when it leaves the tier.
+func (v *evictor) last(e *index.Entry) bool {
+	return !live(e, 1-v.t.ix) && (v.t.ix == ixG3 || v.s.g3 == nil)
+}
+
+// clearOut evicts all blocks of an extent, and says whether it is empty then.
+func (v *evictor) clearOut(at extentAt, live []block.Handle) (freed int64, empty bool) {
+	v.vacating(at, true)
+	defer v.vacating(at, false)
+	// A parent and its children may share the extent: the children go first.
+	for len(live) > 0 {
+		var go1, rest []block.Handle
+		for _, h := range live {
+			if v.mayLeave(h) {
+				go1 = append(go1, h)
+			} else {
+				rest = append(rest, h)
+			}
+		}
+		n := v.s.evict(v.t, go1)
+		freed += n
+		if n == 0 {
+			break
+		}
+		live = rest
+	}
+	return freed, len(live) == 0
+}
+
+func (v *evictor) vacating(at extentAt, on bool) {
+	v.t.mu.Lock()
+	at.dev.slots.Vacate(at.extent, on)
+	v.t.mu.Unlock()
+}
+
+// evict takes blocks out of a tier: from G2 down to G3 if there is one and it
+// does not have them, else out of the store. It returns the bytes of the slots
+// that came free.
+func (s *Store) evict(t *tier, hs []block.Handle) int64 {
+	if len(hs) == 0 {
+		return 0
+	}
+	if t.ix == ixG3 {
+		return s.dropG3(hs, block.Evicted)
+	}
+	var freed int64
+	var down []block.Handle
+	for _, h := range hs {
+		n, last := s.dropG2(h, s.g3 == nil)
+		freed += n
+		if last {
+			down = append(down, h)
+		}
+	}
+	if s.g3 == nil || len(down) == 0 {
+		return freed
+	}
+	held := down[:0]
+	for _, h := range down {
+		s.table.Update(h, func(e *index.Entry) {
+			if e.Refs == 0 && live(e, ixG2) {
+				e.Refs++
+				held = append(held, h)
+			}
+		})
+	}
+	errs := s.copyTo(s.life, s.g3, held)
+	for i, h := range held {
+		s.release(h)
+		// What can neither go down nor wait for room there is dropped: G3 may be
+		// full of blocks that stay for the sake of their children up here.
+		n, _ := s.dropG2(h, errs[i] != nil && (lostDevice(errs[i]) || errors.Is(errs[i], errNothingLeaves)))
+		freed += n
+	}
+	return freed
+}
+
+// dropG2 takes a block out of G2 if nobody uses it. The last copy goes only when
+// lastToo; last says that it was the last and stayed for that.
+func (s *Store) dropG2(h block.Handle, lastToo bool) (freed int64, last bool) {
+	var d departure
+	var gone bool
+	s.table.Update(h, func(e *index.Entry) {
+		if e.Refs > 0 || !live(e, ixG2) {
+			return
+		}
+		why := block.Moved
+		if !live(e, ixG3) {
+			if !lastToo || !s.mayDrop(e) {
+				last = true
+				return
+			}
+			why = block.Evicted
+		}
+		d, gone = s.leave(h, e, ixG2, why), true
+	})
+	if gone {
+		freed = s.departed(d)
+	}
+	return freed, last
+}
+
+// mayDrop reports whether the last copy of a block may be dropped.
+func (s *Store) mayDrop(e *index.Entry) bool {
+	return !s.graced(e) && e.Kids[ixG2] == 0 && e.Kids[ixG3] == 0
+}
+
+// dropG3 takes blocks out of G3, those that may leave, and returns the bytes that
+// came free. Their slots come free when the drop of their records is synced.
+func (s *Store) dropG3(hs []block.Handle, why block.Reason) int64 {
+	done := make(chan int64, len(hs))
+	n := 0
+	for _, h := range hs {
+		s.table.Update(h, func(e *index.Entry) {
+			if s.mayLeave(s.g3, e) {
+				s.startLeave(h, e, why, func(bytes int64) { done <- bytes })
+				n++
+			}
+		})
+	}
+	var freed int64
+	for range n {
+		freed += <-done
+	}
+	return freed
+}
+
+// startLeave begins a block's way out of G3: from now on it is found no more,
+// and when the drop of its record is synced its slot comes free. It runs under
+// the shard's lock; fin gets the bytes that came free, 0 when the catalog failed:
+// then the slot stays taken until a restart, since the record may still be there.
+func (s *Store) startLeave(h block.Handle, e *index.Entry, why block.Reason, fin func(bytes int64)) {
+	e.State[ixG3] = index.SlotLeaving
+	e.Ops++
+	key, hlen := block.Key{NS: e.NS, Hash: e.Hash}, int(e.HashLen)
+	s.commits.add(catalogOp{key: key, hlen: hlen, fin: func(err error) {
+		var d departure
+		var bytes int64
+		s.table.Update(h, func(e *index.Entry) {
+			if err == nil {
+				d = s.leave(h, e, ixG3, why)
+			}
+		})
+		if err == nil {
+			bytes = s.departed(d)
+		} else {
+			s.g3.stir() // who waits for the record to be dropped does so in vain
+		}
+		s.settle(h, func(e *index.Entry) { e.Ops-- })
+		if fin != nil {
+			fin(bytes)
+		}
+	}})
+}

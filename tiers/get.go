@@ -1,0 +1,222 @@
+package tiers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/kvtier/kvtier/index"
+	"github.com/kvtier/kvtier/index/block"
+	"github.com/kvtier/kvtier/xfer"
+)
+
+// A get works through its keys in windows: while one is handed out, the blocks
+// of the next that are in G3 are on their way up.
+const (
+	windowKeys  = 64
+	windowBytes = 16 << 20
+)
+
+// grip is a block that a get holds a reference on.
+type grip struct {
+	h      block.Handle // 0: a miss
+	e      index.Entry
+	reason block.MissReason
+	up     *upload // the read from G3 that it waits for
+	ix     int     // its place in up
+}
+
+// upload is a batch on its way from G3 to G2.
+type upload struct {
+	errs []error
+	done chan struct{}
+}
+
+// Get reads blocks in order; see api.Store.
+func (s *Store) Get(ctx context.Context, nsID block.NamespaceID, hashLen int, want []block.Wanted, o block.GetOptions, use func(i int, p block.Payload) error) error {
+	ns, err := s.names.byID(nsID)
+	if err != nil {
+		return fmt.Errorf("get: %w", err)
+	}
+	if err := ns.state.Load().CheckHashLen(hashLen); err != nil {
+		return fmt.Errorf("get: %w", err)
+	}
+	for i := range want {
+		if w := &want[i]; w.Offset < 0 || w.Length < 0 {
+			return fmt.Errorf("get %s: %w: range %d:%d", w.Hash.Hex(hashLen), block.ErrInvalid, w.Offset, w.Length)
+		}
+	}
+	var hits []block.Handle
+	var cur, next []grip
+	defer func() {
+		for _, g := range cur {
+			s.ungrip(&g)
+		}
+		for _, g := range next {
+			s.ungrip(&g)
+		}
+	}()
+	taken := 0
+	take := func() []grip {
+		w := s.gripWindow(ctx, nsID, want[taken:], o)
+		taken += len(w)
+		return w
+	}
+	cur = take()
+	for i := 0; i < len(want); {
+		next = take()
+		for j := range cur {
+			g := &cur[j]
+			err := s.serve(ctx, hashLen, &want[i], g, o, func(p block.Payload) error { return use(i, p) })
+			if g.h != 0 && !o.Quiet {
+				hits = append(hits, g.h)
+			}
+			s.ungrip(g)
+			if err != nil {
+				return err
+			}
+			i++
+		}
+		cur, next = next, nil
+	}
+	s.hintHits(hits)
+	return nil
+}
+
+// gripWindow takes references on the next keys and sends for those in G3.
+func (s *Store) gripWindow(ctx context.Context, nsID block.NamespaceID, want []block.Wanted, o block.GetOptions) []grip {
+	var w []grip
+	var bytes int64
+	var low []block.Handle
+	up := &upload{done: make(chan struct{})}
+	for i := 0; i < len(want) && len(w) < windowKeys && bytes < windowBytes; i++ {
+		g := s.grip(block.Key{NS: nsID, Hash: want[i].Hash})
+		if g.h != 0 {
+			bytes += int64(g.e.Len)
+			if !live(&g.e, ixG2) && !o.NoPromote {
+				g.up, g.ix = up, len(low)
+				low = append(low, g.h)
+			}
+		}
+		w = append(w, g)
+	}
+	if len(low) > 0 {
+		s.wg.Go(func() {
+			defer close(up.done)
+			up.errs = s.copyTo(ctx, s.g2, low)
+		})
+	}
+	return w
+}
+
+// grip takes a reference on a block that can be read.
+func (s *Store) grip(k block.Key) (g grip) {
+	g.reason = block.MissAbsent
+	now := nowUnix()
+	s.table.UpdateKey(k, func(h block.Handle, e *index.Entry) {
+		switch {
+		case !resident(e):
+			if e.State[ixG2] == index.SlotFilling {
+				g.reason = block.MissPending
+			}
+		case expired(e, now):
+			g.reason = block.MissExpired
+		default:
+			e.Refs++
+			g.h, g.e, g.reason = h, *e, block.Hit
+		}
+	})
+	if g.reason == block.MissAbsent && s.reservations.open.Load() > 0 && s.reservations.isPending(k) {
+		g.reason = block.MissPending
+	}
+	return g
+}
+
+// ungrip gives the reference back, after whatever reads on its behalf. It is
+// safe to call twice.
+func (s *Store) ungrip(g *grip) {
+	if g.up != nil {
+		<-g.up.done
+		g.up = nil
+	}
+	if g.h != 0 {
+		s.release(g.h)
+		g.h = 0
+	}
+}
+
+// serve hands one block to use: from its slot in G2, where the read from G3 has
+// brought it, or from a staging buffer when G2 had no room for it.
+func (s *Store) serve(ctx context.Context, hashLen int, w *block.Wanted, g *grip, o block.GetOptions, use func(block.Payload) error) error {
+	miss := func(r block.MissReason) error {
+		s.misses[r].Add(1)
+		return use(block.Payload{Reason: r})
+	}
+	if g.h == 0 {
+		return miss(g.reason)
+	}
+	if w.Offset > int64(g.e.Len) || w.Length > int64(g.e.Len)-w.Offset {
+		return fmt.Errorf("get %s: %w: range %d:%d goes past the end at %d", w.Hash.Hex(hashLen), block.ErrInvalid, w.Offset, w.Length, g.e.Len)
+	}
+	p := block.Payload{Tier: block.G2, Total: g.e.Len, Sum: g.e.Sum}
+	n := w.Length
+	if n == 0 {
+		n = int64(g.e.Len) - w.Offset
+	}
+	if g.up != nil {
+		p.Tier = block.G3
+		select {
+		case <-g.up.done:
+		case <-ctx.Done():
+			return miss(block.MissDeadline)
+		}
+		switch err := g.up.errs[g.ix]; {
+		case err == nil:
+			s.table.View(g.h, func(e *index.Entry) { g.e.Place, g.e.State = e.Place, e.State })
+		case errors.Is(err, block.ErrNoSpace):
+			// No room in G2: serve it without keeping it there.
+		default:
+			return miss(missOf(err))
+		}
+	}
+	size, header := SlotBytes(int64(g.e.Len))
+	if live(&g.e, ixG2) {
+		p.Bytes = s.g2.slot(g.e.Place[ixG2], size)[header+w.Offset:][:n]
+		if o.Verify && xxh3.Hash128(s.g2.slot(g.e.Place[ixG2], size)[header:][:g.e.Len]).Bytes() != g.e.Sum {
+			s.damagedG2(g.h, &g.e)
+			return miss(block.MissCorrupt)
+		}
+	} else {
+		buf, err := s.staging.get(ctx)
+		if err != nil {
+			return miss(block.MissDeadline)
+		}
+		defer s.staging.put(buf)
+		p.Tier = block.G3
+		if err := s.readG3(ctx, g.h, &g.e, buf[:header], buf[header:size]); err != nil {
+			return miss(missOf(err))
+		}
+		p.Bytes = buf[header+w.Offset:][:n]
+	}
+	t := s.tier(index.TierIndex(p.Tier))
+	t.hits.Add(1)
+	t.bytesOut.Add(n)
+	return use(p)
+}
+
+// missOf says which miss an error is.
+func missOf(err error) block.MissReason {
+	switch {
+	case errors.Is(err, block.ErrCorrupt):
+		return block.MissCorrupt
+	case errors.Is(err, block.ErrNotFound):
+		return block.MissAbsent
+	case errors.Is(err, block.ErrNoSpace):
+		return block.MissNoRoom
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), errors.Is(err, xfer.ErrCanceled):
+		return block.MissDeadline
+	}
+	return block.MissUnavailable
+}

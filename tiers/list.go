@@ -1,0 +1,77 @@
+package tiers
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/kvtier/kvtier/index"
+	"github.com/kvtier/kvtier/index/block"
+)
+
+// List lists blocks of a namespace; see api.Store. The cursor is the handle of
+// the last block listed: a handle is a block's as long as the block is there, so
+// what stays while a listing goes on is in it once.
+func (s *Store) List(ctx context.Context, nsID block.NamespaceID, cursor string, limit int) (entries []block.ListEntry, next string, err error) {
+	if _, err := s.names.byID(nsID); err != nil {
+		return nil, "", fmt.Errorf("list: %w", err)
+	}
+	if limit <= 0 {
+		return nil, "", fmt.Errorf("list: %w: limit %d", block.ErrInvalid, limit)
+	}
+	from := block.Handle(1)
+	if cursor != "" {
+		last, err := strconv.ParseUint(cursor, 36, 32)
+		if err != nil {
+			return nil, "", fmt.Errorf("list: %w: cursor %q", block.ErrInvalid, cursor)
+		}
+		from = block.Handle(last) + 1
+	}
+	now := nowUnix()
+	looked := 0
+	var last block.Handle
+	s.table.Range(from, func(h block.Handle, e *index.Entry) bool {
+		// A namespace may be a small part of the table.
+		if looked++; looked%4096 == 0 && ctx.Err() != nil {
+			return false
+		}
+		if e.NS != nsID || !resident(e) || expired(e, now) {
+			return true
+		}
+		if len(entries) == limit {
+			next = strconv.FormatUint(uint64(last), 36)
+			return false
+		}
+		last = h
+		le := block.ListEntry{Hash: e.Hash, Len: e.Len, Sum: e.Sum}
+		for ix, id := range [...]block.TierID{block.G2, block.G3} {
+			if live(e, ix) {
+				le.Tiers = append(le.Tiers, id)
+			}
+		}
+		le.Parent, le.HasPar = s.parentHash(e)
+		if e.Expires != 0 {
+			le.Expires = time.Unix(int64(e.Expires), 0)
+		}
+		entries = append(entries, le)
+		return true
+	})
+	if err := ctx.Err(); err != nil {
+		return nil, "", fmt.Errorf("list: %w", err)
+	}
+	return entries, next, nil
+}
+
+// Watch calls fn for each event of a namespace; see api.Store.
+func (s *Store) Watch(ctx context.Context, nsID block.NamespaceID, ready func(), fn func(block.Event) error) error {
+	name := ""
+	if nsID != 0 {
+		n, err := s.names.byID(nsID)
+		if err != nil {
+			return fmt.Errorf("watch: %w", err)
+		}
+		name = n.get().Desc.Name
+	}
+	return s.events.watch(ctx, name, ready, fn)
+}

@@ -1,0 +1,322 @@
+package tiers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvtier/kvtier/index"
+	"github.com/kvtier/kvtier/index/block"
+	"github.com/kvtier/kvtier/internal/arena"
+	"github.com/kvtier/kvtier/xfer"
+)
+
+// Open opens the store of a data directory, made when absent, and returns when
+// the blocks that were committed to its slabs are served. The memory of G2 may
+// still be populated then. Errors: block.ErrInvalid for options that cannot be
+// accepted; block.ErrUnavailable when another process uses the directory or a
+// slab; ErrVersion when a newer program wrote it; block.ErrNoSpace when a slab
+// cannot be made.
+func Open(ctx context.Context, o Options) (_ *Store, err error) {
+	o = o.withDefaults()
+	if err := o.validate(); err != nil {
+		return nil, fmt.Errorf("open store: %w", err)
+	}
+	s := &Store{opts: o, log: o.Logger, agent: o.Agent, start: time.Now()}
+	s.life, s.endLife = context.WithCancel(context.Background())
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("open store %s: %w", o.Dir, err)
+			_ = s.teardown() // the first failure is the one to tell
+		}
+	}()
+	if s.dir, err = lockDir(o.Dir); err != nil {
+		return nil, err
+	}
+	s.catalog, err = index.OpenCatalog(filepath.Join(o.Dir, "catalog"), &index.CatalogOptions{CacheBytes: o.CatalogCache, Logger: o.Logger})
+	if err != nil {
+		return nil, err
+	}
+	s.catalogRoom.init(o.Dir)
+	// Generations only grow, over restarts too.
+	s.gen.Store(uint64(s.catalog.Boot()) << 40)
+	if err := s.names.init(s.catalog); err != nil {
+		return nil, err
+	}
+	if s.table, err = index.NewTable(); err != nil {
+		return nil, err
+	}
+	s.events = newEventHub(0)
+	s.leases = NewLeases(o.MaxLeases, 1<<20)
+	s.prefetches = newPrefetchQueue(1<<16, o.PrefetchBytes)
+	s.reservations.init(o)
+	s.moves.init()
+	if s.staging, err = newStaging(s.agent); err != nil {
+		return nil, err
+	}
+	if err := s.register(ctx, xfer.DRAM, stagingDescs(s.staging)); err != nil {
+		return nil, err
+	}
+	if err := s.openG2(ctx); err != nil {
+		return nil, err
+	}
+	slabs, err := s.openSlabs(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s.commits = newCommitter(s.catalog, slabs, o.NoSync, o.Logger)
+	var evictors []*evictor
+	for _, t := range []*tier{s.g2, s.g3} {
+		if t != nil {
+			p, err := o.Policy()
+			if err != nil {
+				return nil, fmt.Errorf("policy of %s: %w", t.id, err)
+			}
+			evictors = append(evictors, &evictor{s: s, t: t, p: p})
+		}
+	}
+	if err := s.recover(evictors[len(evictors)-1]); err != nil {
+		return nil, err
+	}
+	s.startWork(evictors)
+	return s, nil
+}
+
+// lockDir makes a directory if need be and takes it for this process.
+func lockDir(dir string) (*os.File, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("data directory %s: %w: %w", dir, block.ErrUnavailable, err)
+	}
+	f, err := os.OpenFile(filepath.Join(dir, "LOCK"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("data directory %s: %w: %w", dir, block.ErrUnavailable, err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("data directory %s: %w: in use by another process", dir, block.ErrUnavailable)
+	}
+	return f, nil
+}
+
+func (s *Store) register(ctx context.Context, t xfer.MemType, descs []xfer.Desc) error {
+	if err := s.agent.Register(ctx, xfer.DescList{Type: t, Descs: descs}, nil); err != nil {
+		return fmt.Errorf("register %s: %w", t, err)
+	}
+	s.registered = append(s.registered, xfer.DescList{Type: t, Descs: descs})
+	return nil
+}
+
+func stagingDescs(st *staging) []xfer.Desc { return arenaDescs(st.mem) }
+
+// arenaDescs describe an arena's chunks.
+func arenaDescs(a *arena.Arena) (out []xfer.Desc) {
+	for _, c := range a.Chunks() {
+		out = append(out, xfer.Desc{Addr: arena.Addr(c), Len: uint64(len(c))})
+	}
+	return out
+}
+
+// openG2 maps the arena of G2. Its memory is anonymous: that is where the kernel
+// gives huge pages without being set up for it.
+func (s *Store) openG2(ctx context.Context) (err error) {
+	extent := extentFor(s.opts.DRAM)
+	s.arena, err = arena.New(s.opts.DRAM, &arena.Options{Name: "kvtier-g2", Lock: true, Background: true, ChunkBytes: arenaChunk, Logger: s.log})
+	if err != nil {
+		return fmt.Errorf("map %d bytes for g2: %w", s.opts.DRAM, err)
+	}
+	if err := s.register(ctx, xfer.DRAM, arenaDescs(s.arena)); err != nil {
+		return err
+	}
+	dev := &device{mem: s.arena, kind: xfer.DRAM, slots: NewSlots(s.opts.DRAM, extent)}
+	s.g2 = newTier(block.G2, []*device{dev}, s.opts)
+	return nil
+}
+
+// openSlabs opens or makes the slabs of G3 and returns them by device number.
+func (s *Store) openSlabs(ctx context.Context) ([]*Slab, error) {
+	known, err := s.catalog.Slabs()
+	if err != nil {
+		return nil, err
+	}
+	if s.opts.NoSlabs {
+		s.unserved = len(known) > 0
+		return nil, nil
+	}
+	specs, recorded := s.opts.Slabs, false
+	if len(specs) == 0 {
+		for _, r := range known {
+			if !r.Retired {
+				specs, recorded = append(specs, SlabSpec{Path: r.Path}), true
+			}
+		}
+	}
+	if len(specs) == 0 && s.opts.DefaultSlab != nil {
+		specs = []SlabSpec{*s.opts.DefaultSlab}
+	}
+	if len(specs) > maxSlabs {
+		return nil, fmt.Errorf("%w: %d slabs, at most %d", block.ErrInvalid, len(specs), maxSlabs)
+	}
+	var missing []error
+	for _, spec := range specs {
+		slab, err := s.openSlab(ctx, spec, recorded)
+		if recorded && errors.Is(err, ErrNoSlab) {
+			// A device that is gone takes its blocks with it, not the others'.
+			s.log.Error("slab is gone, its blocks are not served", "slab", spec.Path, "err", err)
+			missing = append(missing, err)
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		s.slabs = append(s.slabs, slab)
+	}
+	if len(missing) > 0 && len(s.slabs) == 0 {
+		return nil, fmt.Errorf("%w: none of the slabs that the data directory records is there; name the slabs to use: %w",
+			block.ErrUnavailable, errors.Join(missing...))
+	}
+	var devs []*device
+	served := map[uint16]bool{}
+	for i, slab := range s.slabs {
+		no, err := s.adopt(slab, known)
+		if err != nil {
+			return nil, err
+		}
+		served[no] = true
+		s.slabNo = append(s.slabNo, no)
+		kind := xfer.FILE
+		if slab.IsDevice() {
+			kind = xfer.BLK
+		}
+		if err := s.register(ctx, kind, []xfer.Desc{{Dev: uint64(i), Meta: slab.Path()}}); err != nil {
+			return nil, err
+		}
+		devs = append(devs, &device{
+			number: uint8(i), slab: slab, kind: kind, base: uint64(slab.DataOffset()),
+			slots: NewSlots(slab.DataBytes(), slab.ExtentBytes()),
+		})
+	}
+	for _, r := range known {
+		s.unserved = s.unserved || !served[r.Number]
+	}
+	if len(devs) > 0 {
+		s.g3 = newTier(block.G3, devs, s.opts)
+	}
+	return s.slabs, nil
+}
+
+// openSlab opens one slab, or makes it unless the data directory records it.
+func (s *Store) openSlab(ctx context.Context, spec SlabSpec, recorded bool) (*Slab, error) {
+	path, err := filepath.Abs(spec.Path)
+	if err != nil {
+		return nil, fmt.Errorf("slab %s: %w: %w", spec.Path, block.ErrInvalid, err)
+	}
+	o := SlabOptions{Store: s.catalog.StoreID(), NoSync: s.opts.NoSync}
+	slab, err := OpenSlab(path, o)
+	if errors.Is(err, ErrNoSlab) && !recorded {
+		o.ExtentBytes = extentFor(spec.Bytes)
+		slab, err = CreateSlab(ctx, path, spec.Bytes, o)
+	}
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case slab.StoreID() != s.catalog.StoreID():
+		err = fmt.Errorf("slab %s: %w: it belongs to another data directory", path, block.ErrInvalid)
+	case spec.Bytes > slab.Bytes():
+		err = fmt.Errorf("slab %s: %w: too short: it has %d bytes, %d are asked for", path, block.ErrInvalid, slab.Bytes(), spec.Bytes)
+	case spec.Bytes > 0 && spec.Bytes < slab.Bytes():
+		s.log.Warn("slab is larger than asked for and used whole", "slab", path, "bytes", slab.Bytes(), "asked", spec.Bytes)
+	}
+	if err != nil {
+		return nil, errors.Join(err, slab.Close())
+	}
+	return slab, nil
+}
+
+// adopt finds the number by which the catalog knows a slab, or gives it one, on
+// disk before any record can point to it.
+func (s *Store) adopt(slab *Slab, known []index.SlabRecord) (uint16, error) {
+	rec := index.SlabRecord{ID: slab.ID(), Path: slab.Path(), Bytes: slab.Bytes(), ExtentBytes: slab.ExtentBytes(), Device: slab.IsDevice()}
+	next := uint16(0)
+	for _, r := range known {
+		if r.ID == rec.ID {
+			if r.Path == rec.Path && !r.Retired {
+				return r.Number, nil
+			}
+			rec.Number = r.Number
+			return rec.Number, s.catalog.PutSlab(rec)
+		}
+		next = max(next, r.Number+1)
+	}
+	for _, no := range s.slabNo {
+		next = max(next, no+1)
+	}
+	rec.Number = next
+	return rec.Number, s.catalog.PutSlab(rec)
+}
+
+// startWork starts the store's goroutines.
+func (s *Store) startWork(evictors []*evictor) {
+	for _, v := range evictors {
+		s.wg.Go(v.run)
+	}
+	s.wg.Go(s.sweeper)
+	if s.g3 != nil {
+		for range prefetchWorkers {
+			s.wg.Go(s.prefetcher)
+		}
+	}
+}
+
+// Close ends the store. What is only in G2 is lost: see Drain. It is safe to
+// call twice; no other call may be under way.
+func (s *Store) Close() error {
+	s.closing.Do(func() { s.closeErr = s.teardown() })
+	return s.closeErr
+}
+
+// teardown takes down what Open has built so far, in reverse.
+func (s *Store) teardown() error {
+	if s.prefetches != nil {
+		s.prefetches.close()
+	}
+	if s.events != nil {
+		s.events.close()
+	}
+	// The committer outlives the movers, which wait for it.
+	s.endLife()
+	s.wg.Wait()
+	if s.commits != nil {
+		s.commits.close()
+	}
+	var errs []error
+	for i := len(s.registered) - 1; i >= 0; i-- {
+		if err := s.agent.Deregister(context.Background(), s.registered[i]); err != nil {
+			errs = append(errs, fmt.Errorf("deregister: %w", err))
+		}
+	}
+	for _, slab := range s.slabs {
+		errs = append(errs, slab.Close())
+	}
+	if s.arena != nil {
+		errs = append(errs, s.arena.Close())
+	}
+	if s.staging != nil {
+		errs = append(errs, s.staging.mem.Close())
+	}
+	if s.table != nil {
+		errs = append(errs, s.table.Close())
+	}
+	if s.catalog != nil {
+		errs = append(errs, s.catalog.Close())
+	}
+	if s.dir != nil {
+		errs = append(errs, s.dir.Close())
+	}
+	return errors.Join(errs...)
+}

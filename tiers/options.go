@@ -1,0 +1,139 @@
+package tiers
+
+import (
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/kvtier/kvtier/index/block"
+	"github.com/kvtier/kvtier/policy"
+	"github.com/kvtier/kvtier/xfer"
+)
+
+// SlabSpec asks for a slab: a preallocated regular file, made when absent, or a
+// block device. Bytes 0 takes an existing slab as long as it is.
+type SlabSpec struct {
+	Path  string
+	Bytes int64
+}
+
+// Options say where a store keeps its blocks. Dir, Agent and DRAM are required.
+type Options struct {
+	Dir   string      // data directory: the catalog, and slabs made by default
+	Agent *xfer.Agent // moves the bytes; it needs backends for DRAM to DRAM and DRAM to FILE (and BLK)
+	DRAM  int64       // bytes of G2
+
+	Slabs       []SlabSpec // of G3; empty: those that the data directory records
+	NoSlabs     bool       // no G3, even when the data directory records slabs
+	DefaultSlab *SlabSpec  // made when Slabs is empty and the data directory records none
+
+	// High and Low are the watermarks of each tier, as shares of its capacity:
+	// the evictor starts above High and ends below Low.
+	High, Low float64
+	// Policy makes the eviction policy of one tier.
+	Policy func() (policy.Policy, error)
+	// Grace is how long a block that was just committed is kept from being
+	// dropped for good; moving it down is not dropping.
+	Grace time.Duration
+	// ReserveTTL is how long a reservation may stay without a Fill.
+	ReserveTTL time.Duration
+	// MaxReservations bounds the reservations that are open at once.
+	MaxReservations int
+	// MaxLeases bounds the leases that are out at once.
+	MaxLeases int
+	// PrefetchBytes bounds what prefetches may have under way.
+	PrefetchBytes int64
+	// CatalogCache is the size of the catalog's block cache in bytes.
+	CatalogCache int64
+	// NoSync leaves out every flush and sync: for measuring what they cost. A
+	// crash then loses blocks that were answered as durable.
+	NoSync bool
+
+	Logger *slog.Logger
+}
+
+func (o Options) withDefaults() Options {
+	if o.High == 0 && o.Low == 0 {
+		o.High, o.Low = 0.98, 0.96
+	}
+	if o.Policy == nil {
+		o.Policy = func() (policy.Policy, error) { return policy.NewLRULeaf(), nil }
+	}
+	if o.ReserveTTL == 0 {
+		o.ReserveTTL = 30 * time.Second
+	}
+	if o.MaxReservations == 0 {
+		o.MaxReservations = 1 << 16
+	}
+	if o.MaxLeases == 0 {
+		o.MaxLeases = 1 << 16
+	}
+	if o.PrefetchBytes == 0 {
+		o.PrefetchBytes = 256 << 20
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	return o
+}
+
+// minDRAM is the least that G2 may have: it holds the largest block.
+const minDRAM = 16 << 20
+
+// minSlab is the least that a slab may have, for the same reason.
+const minSlab = 32 << 20
+
+func (o Options) validate() error {
+	switch {
+	case o.Dir == "":
+		return fmt.Errorf("%w: data directory: empty", block.ErrInvalid)
+	case o.Agent == nil:
+		return fmt.Errorf("%w: agent: none", block.ErrInvalid)
+	case o.DRAM < minDRAM:
+		return fmt.Errorf("%w: dram: %d bytes, at least %d", block.ErrInvalid, o.DRAM, int64(minDRAM))
+	case !(o.Low > 0 && o.Low <= o.High && o.High <= 1):
+		return fmt.Errorf("%w: watermarks: high %v, low %v, want 0 < low <= high <= 1", block.ErrInvalid, o.High, o.Low)
+	case o.NoSlabs && len(o.Slabs) > 0:
+		return fmt.Errorf("%w: slabs: %d given and none wanted", block.ErrInvalid, len(o.Slabs))
+	case o.Grace < 0:
+		return fmt.Errorf("%w: grace: %v", block.ErrInvalid, o.Grace)
+	}
+	seen := map[string]bool{}
+	for _, s := range o.Slabs {
+		if s.Path == "" {
+			return fmt.Errorf("%w: slab path: empty", block.ErrInvalid)
+		}
+		if s.Bytes != 0 && s.Bytes < minSlab {
+			return fmt.Errorf("%w: slab %s: %d bytes, at least %d", block.ErrInvalid, s.Path, s.Bytes, int64(minSlab))
+		}
+		if seen[s.Path] {
+			return fmt.Errorf("%w: slab %s: given twice", block.ErrInvalid, s.Path)
+		}
+		seen[s.Path] = true
+	}
+	return nil
+}
+
+// Extents hold a whole number of slots of 1 MiB blocks, header block included:
+// 64 of them as a rule, and 16 or 8 on small devices, so that a few sizes of
+// blocks can share one. That is a little over 64, 16 and 8 MiB, and leaves nothing
+// over for blocks of 1, 2, 4 and 8 MiB either.
+const (
+	tinyExtent  = 8 * (1<<20 + 4096)
+	smallExtent = 16 * (1<<20 + 4096)
+	largeExtent = 64 * (1<<20 + 4096)
+	// arenaChunk is a whole number of extents of both sizes and of huge pages, so
+	// that no slot crosses from one mapping to the next.
+	arenaChunk = 514 << 20
+)
+
+// extentFor is the extent size of a device of n bytes.
+func extentFor(n int64) int64 {
+	switch {
+	case n < 256<<20:
+		return tinyExtent
+	case n < 4<<30:
+		return smallExtent
+	}
+	return largeExtent
+}

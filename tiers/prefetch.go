@@ -1,0 +1,88 @@
+package tiers
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/kvtier/kvtier/index/block"
+)
+
+// prefetchWorkers is how many blocks are brought up side by side: the depth at
+// which a device gives its bandwidth without queueing.
+const prefetchWorkers = 4
+
+// Prefetch brings blocks up to G2; see api.Store.
+func (s *Store) Prefetch(ctx context.Context, nsID block.NamespaceID, hashLen int, hashes []byte, id string, progress func(block.Progress) error) error {
+	n, err := s.checkHashes(nsID, hashLen, hashes)
+	if err != nil {
+		return fmt.Errorf("prefetch: %w", err)
+	}
+	type known struct {
+		i      int
+		reason block.MissReason
+	}
+	var items []prefetchItem
+	var sure []known
+	for i := range n {
+		k := block.Key{NS: nsID}
+		copy(k.Hash[:], hashes[i*hashLen:(i+1)*hashLen])
+		g := s.grip(k)
+		switch {
+		case g.h == 0 || live(&g.e, ixG2):
+			sure = append(sure, known{i, g.reason})
+		default:
+			slot, _ := SlotBytes(int64(g.e.Len))
+			items = append(items, prefetchItem{key: k, bytes: slot, index: i})
+		}
+		s.ungrip(&g)
+	}
+	r, err := s.prefetches.add(ctx, id, n, items)
+	if err != nil {
+		return fmt.Errorf("prefetch: %w", err)
+	}
+	defer r.end()
+	for _, k := range sure {
+		tier := block.NoTier
+		if k.reason == block.Hit {
+			tier = block.G2
+		}
+		r.know(k.i, k.reason, tier)
+	}
+	for i := range n {
+		p, err := r.wait(ctx, i)
+		if err != nil {
+			return err
+		}
+		if err := progress(p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// CancelPrefetch ends a prefetch by its id.
+func (s *Store) CancelPrefetch(id string) error { return s.prefetches.cancel(id) }
+
+// prefetcher brings up what is queued until the store's life ends.
+func (s *Store) prefetcher() {
+	for {
+		it, err := s.prefetches.next(s.life)
+		if err != nil {
+			return
+		}
+		reason, tier := s.bringUp(it.context(), it.key)
+		s.prefetches.done(it, reason, tier)
+	}
+}
+
+func (s *Store) bringUp(ctx context.Context, k block.Key) (block.MissReason, block.TierID) {
+	g := s.grip(k)
+	if g.h == 0 {
+		return g.reason, block.NoTier
+	}
+	defer s.release(g.h)
+	if err := s.copyTo(ctx, s.g2, []block.Handle{g.h})[0]; err != nil {
+		return missOf(err), block.G3
+	}
+	return block.Hit, block.G2
+}

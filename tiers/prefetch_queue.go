@@ -1,0 +1,330 @@
+package tiers
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/kvtier/kvtier/index/block"
+)
+
+// prefetchQueue holds the blocks that somebody wants brought up and nobody has
+// begun with. Each request's blocks come out in its order, root first, since a
+// block is of use only with all before it; requests take turns, so that a long
+// one does not hold up the others.
+//
+// It is bounded in blocks and in bytes, both counted until a block is done. What
+// does not fit is dropped, from the end of the request, and counted: fetching
+// ahead is never worth a wait. It is safe for concurrent use.
+type prefetchQueue struct {
+	maxItems int
+	maxBytes int64
+	wake     chan struct{} // buffer of 1: there may be work
+	mu       struct {
+		sync.Mutex
+		closed bool
+		live   map[*prefetchRequest]struct{} // that have not ended
+		byID   map[string]*prefetchRequest   // those of them that have an id
+		turns  []*prefetchRequest            // those with blocks in the queue, next turn first
+		queued map[block.Key]int             // blocks in the queue or being worked on
+		items  int
+		bytes  int64
+		stats  block.PrefetchStats
+	}
+}
+
+// prefetchItem is one block of a request.
+type prefetchItem struct {
+	key   block.Key
+	bytes int64 // that bringing it up takes
+	index int   // in the request
+
+	req *prefetchRequest
+}
+
+// prefetchRequest is the blocks that were asked for together. Results may come
+// in any order; wait gives them in the order of the request.
+type prefetchRequest struct {
+	id     string
+	q      *prefetchQueue
+	ctx    context.Context // of the work on its blocks; ends with the request
+	cancel context.CancelFunc
+	came   chan struct{} // buffer of 1: results or end may have changed
+
+	// The rest is under the lock of q.
+	todo   []prefetchItem // blocks in the queue
+	ended  bool
+	result []prefetchOutcome // per block
+}
+
+// prefetchOutcome is how one block ended; sameAs is the place of the item whose
+// result counts, which is another's when a request names a block twice.
+type prefetchOutcome struct {
+	done   bool
+	sameAs int
+	block.Progress
+}
+
+// newPrefetchQueue makes a queue for at most maxItems blocks of at most maxBytes
+// altogether.
+func newPrefetchQueue(maxItems int, maxBytes int64) *prefetchQueue {
+	q := &prefetchQueue{maxItems: maxItems, maxBytes: maxBytes, wake: make(chan struct{}, 1)}
+	q.mu.live = make(map[*prefetchRequest]struct{})
+	q.mu.byID = make(map[string]*prefetchRequest)
+	return q
+}
+
+// add queues a request of n blocks, of which items, in ascending order of their
+// index, need to be brought up; the caller knows about the others already. ctx
+// lends its values to the work, not its end. A block that items name twice is
+// queued once. It fails with block.ErrInvalid when the id, unless "", is in use,
+// and with block.ErrClosed after close. The caller ends the request.
+func (q *prefetchQueue) add(ctx context.Context, id string, n int, items []prefetchItem) (*prefetchRequest, error) {
+	r := &prefetchRequest{id: id, q: q, came: make(chan struct{}, 1), result: make([]prefetchOutcome, n)}
+	first := make(map[block.Key]int, len(items))
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	switch {
+	case q.mu.closed:
+		return nil, block.ErrClosed
+	case id != "" && q.mu.byID[id] != nil:
+		return nil, fmt.Errorf("%w: prefetch: request id %q is in use", block.ErrInvalid, id)
+	}
+	for i := range r.result {
+		r.result[i].sameAs = i
+	}
+	full := false
+	for _, it := range items {
+		if at, twice := first[it.key]; twice {
+			r.result[it.index].sameAs = at
+			continue
+		}
+		first[it.key] = it.index
+		// Once one did not fit, later ones are of no use either.
+		if full = full || !q.fits(it.bytes); full {
+			q.mu.stats.Dropped++
+			r.set(it.index, block.MissNoRoom, block.NoTier)
+			continue
+		}
+		q.push(r, it)
+	}
+	if id != "" {
+		q.mu.byID[id] = r
+	}
+	q.enter(ctx, r)
+	return r, nil
+}
+
+// fits reports whether one more block of n bytes may come. A block larger than
+// the bound may come alone.
+func (q *prefetchQueue) fits(n int64) bool {
+	return q.mu.items == 0 || q.mu.items < q.maxItems && n <= q.maxBytes-q.mu.bytes
+}
+
+func (q *prefetchQueue) push(r *prefetchRequest, it prefetchItem) {
+	it.req = r
+	r.todo = append(r.todo, it)
+	q.mu.items++
+	q.mu.bytes += it.bytes
+	q.mu.stats.Queued++
+}
+
+// enter makes a request known and gives it its turns.
+func (q *prefetchQueue) enter(ctx context.Context, r *prefetchRequest) {
+	r.ctx, r.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	q.mu.live[r] = struct{}{}
+	if len(r.todo) > 0 {
+		q.mu.turns = append(q.mu.turns, r)
+		q.signal()
+	}
+}
+
+// next waits for a block to bring up. The caller ends with done. It fails with
+// ctx's error, and with block.ErrClosed after close.
+func (q *prefetchQueue) next(ctx context.Context) (prefetchItem, error) {
+	for {
+		it, ok, err := q.take()
+		if ok || err != nil {
+			return it, err
+		}
+		select {
+		case <-q.wake:
+		case <-ctx.Done():
+			return prefetchItem{}, ctx.Err()
+		}
+	}
+}
+
+func (q *prefetchQueue) take() (it prefetchItem, ok bool, err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.mu.closed {
+		q.signal() // the next worker that waits
+		return it, false, block.ErrClosed
+	}
+	if len(q.mu.turns) == 0 {
+		return it, false, nil
+	}
+	r := q.mu.turns[0]
+	q.mu.turns = q.mu.turns[1:]
+	it, r.todo = r.todo[0], r.todo[1:]
+	if len(r.todo) > 0 {
+		q.mu.turns = append(q.mu.turns, r)
+	}
+	if len(q.mu.turns) > 0 {
+		q.signal()
+	}
+	return it, true, nil
+}
+
+// done tells how the work on a block ended: reason is block.Hit when it is in
+// tier now. The result of a request that was cancelled is dropped.
+func (q *prefetchQueue) done(it prefetchItem, reason block.MissReason, tier block.TierID) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.leave(it)
+	r := it.req
+	if r.ended {
+		q.mu.stats.Cancelled++
+		return
+	}
+	q.mu.stats.Done++
+	r.set(it.index, reason, tier)
+}
+
+// leave counts a block out.
+func (q *prefetchQueue) leave(it prefetchItem) {
+	q.mu.items--
+	q.mu.bytes -= it.bytes
+}
+
+// cancel ends the request of that id: its blocks leave the queue, the work on
+// others is cancelled, and who waits for it is told. It fails with
+// block.ErrNotFound when there is no such request.
+func (q *prefetchQueue) cancel(id string) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	r := q.mu.byID[id]
+	if r == nil {
+		return fmt.Errorf("cancel prefetch %q: %w", id, block.ErrNotFound)
+	}
+	r.endLocked()
+	return nil
+}
+
+// stats is a snapshot of the counters.
+func (q *prefetchQueue) stats() block.PrefetchStats {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.mu.stats
+}
+
+// pending is what is queued or being worked on.
+func (q *prefetchQueue) pending() (items int, bytes int64) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.mu.items, q.mu.bytes
+}
+
+// close ends all requests and makes next fail. It is safe to call twice.
+func (q *prefetchQueue) close() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.mu.closed = true
+	for r := range q.mu.live {
+		r.endLocked()
+	}
+	q.signal()
+}
+
+func (q *prefetchQueue) signal() {
+	select {
+	case q.wake <- struct{}{}:
+	default: // a worker is on its way
+	}
+}
+
+// context is that of the work on the blocks: it ends with the request.
+func (it prefetchItem) context() context.Context { return it.req.ctx }
+
+// know records what the caller of add found out about a block by itself.
+func (r *prefetchRequest) know(i int, reason block.MissReason, tier block.TierID) {
+	r.q.mu.Lock()
+	defer r.q.mu.Unlock()
+	r.set(i, reason, tier)
+}
+
+// wait returns how block i of the request ended. It fails with ctx's error, and
+// with context.Canceled when the request was cancelled, whatever is known by then.
+func (r *prefetchRequest) wait(ctx context.Context, i int) (block.Progress, error) {
+	for {
+		p, done, ended := r.outcome(i)
+		if ended {
+			return p, fmt.Errorf("prefetch %q: %w", r.id, context.Canceled)
+		}
+		if done {
+			return p, nil
+		}
+		select {
+		case <-r.came:
+		case <-ctx.Done():
+			return p, ctx.Err()
+		}
+	}
+}
+
+func (r *prefetchRequest) outcome(i int) (p block.Progress, done, ended bool) {
+	r.q.mu.Lock()
+	defer r.q.mu.Unlock()
+	o := r.result[r.result[i].sameAs]
+	p = o.Progress
+	p.Index = i
+	return p, o.done, r.ended
+}
+
+// end ends the request: what is still queued leaves. It is safe to call twice.
+func (r *prefetchRequest) end() {
+	r.q.mu.Lock()
+	defer r.q.mu.Unlock()
+	r.endLocked()
+}
+
+func (r *prefetchRequest) endLocked() {
+	if r.ended {
+		return
+	}
+	r.ended = true
+	q := r.q
+	delete(q.mu.live, r)
+	if r.id != "" {
+		delete(q.mu.byID, r.id)
+	}
+	if len(r.todo) > 0 {
+		for i, other := range q.mu.turns {
+			if other == r {
+				q.mu.turns = append(q.mu.turns[:i], q.mu.turns[i+1:]...)
+				break
+			}
+		}
+		for _, it := range r.todo {
+			q.leave(it)
+		}
+		q.mu.stats.Cancelled += int64(len(r.todo))
+		r.todo = nil
+	}
+	r.cancel()
+	r.signal()
+}
+
+func (r *prefetchRequest) set(i int, reason block.MissReason, tier block.TierID) {
+	r.result[i].done = true
+	r.result[i].Progress = block.Progress{Index: i, Reason: reason, Tier: tier}
+	r.signal()
+}
+
+func (r *prefetchRequest) signal() {
+	select {
+	case r.came <- struct{}{}:
+	default: // the caller has not looked yet
+	}
+}

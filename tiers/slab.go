@@ -1,0 +1,480 @@
+package tiers
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvtier/kvtier/index/block"
+)
+
+// ErrNoSlab: the path is absent, an empty file, or a block device that begins
+// with zeros: CreateSlab may make a slab there.
+var ErrNoSlab = errors.New("no slab")
+
+// errNoSuperblock: the magic is not there.
+var errNoSuperblock = errors.New("no superblock")
+
+// SlabID is the identity of a slab: random, made with it, and on the medium, so
+// that devices can be reordered, moved and replaced.
+type SlabID [16]byte
+
+// String writes the identity in hex.
+func (id SlabID) String() string { return hex.EncodeToString(id[:]) }
+
+// SlabOptions go with making and opening a slab.
+type SlabOptions struct {
+	ExtentBytes int64    // of a new slab; 64 MiB if 0
+	Store       [16]byte // identity of the store, recorded in a new slab
+	NoSync      bool     // Flush does nothing: for measuring what it costs
+}
+
+// Slab is one preallocated regular file or one block device that holds all of a
+// device's payload. It makes, checks, locks and flushes it; reading and writing
+// slots is the transfer core's business, by path.
+type Slab struct {
+	path   string
+	f      *os.File // keeps the lock
+	super  superblock
+	device bool
+	noSync bool
+	flush  *flushGroup
+	close  sync.Once
+}
+
+// OpenSlab opens and locks an existing slab. Errors: ErrNoSlab; ErrVersion (it
+// is left as it is); block.ErrInvalid when something else is there or the file
+// is shorter than the slab; block.ErrCorrupt when both superblocks are damaged;
+// block.ErrUnavailable when it is in use by another process.
+func OpenSlab(path string, o SlabOptions) (*Slab, error) {
+	f, device, err := openLocked(path)
+	if err != nil {
+		return nil, fmt.Errorf("open slab %s: %w", path, err)
+	}
+	super, err := readSuper(f, device)
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("open slab %s: %w", path, err)
+	}
+	return newSlab(path, f, device, super, o), nil
+}
+
+// CreateSlab makes a slab of bytes and opens it. A regular file is preallocated
+// under the name path.creating and renamed when it is whole, so a crash leaves
+// none or all of it. A block device must have that many bytes; bytes 0 takes all
+// of it. What is no slab and not empty is never overwritten. Errors:
+// block.ErrNoSpace naming wanted and free bytes; block.ErrInvalid when something
+// is there or a size is out of range; block.ErrUnavailable when another process
+// uses it; ctx's error.
+func CreateSlab(ctx context.Context, path string, bytes int64, o SlabOptions) (*Slab, error) {
+	if o.ExtentBytes == 0 {
+		o.ExtentBytes = 64 << 20
+	}
+	super := superblock{store: o.Store, bytes: bytes, extent: o.ExtentBytes, dataAt: slabDataAt}
+	rand.Read(super.id[:]) // never fails
+	st, err := os.Stat(path)
+	device := err == nil && st.Mode()&fs.ModeDevice != 0
+	var f *os.File
+	switch {
+	case device:
+		f, err = createOnDevice(path, &super)
+	case err == nil && !st.Mode().IsRegular():
+		err = fmt.Errorf("%w: is neither a regular file nor a block device", block.ErrInvalid)
+	case err == nil && st.Size() > 0:
+		err = fmt.Errorf("%w: the file exists and has %d bytes; remove it to use this path", block.ErrInvalid, st.Size())
+	case err == nil || errors.Is(err, fs.ErrNotExist):
+		f, err = createFile(ctx, path, &super)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("create slab %s: %w", path, err)
+	}
+	return newSlab(path, f, device, super, o), nil
+}
+
+func newSlab(path string, f *os.File, device bool, super superblock, o SlabOptions) *Slab {
+	s := &Slab{path: path, f: f, super: super, device: device, noSync: o.NoSync}
+	s.flush = newFlushGroup(func() error { return fdatasync(f) })
+	return s
+}
+
+// Path is the path by which the slab was opened.
+func (s *Slab) Path() string { return s.path }
+
+// ID is the identity of the slab.
+func (s *Slab) ID() SlabID { return s.super.id }
+
+// StoreID is the identity of the store that made the slab.
+func (s *Slab) StoreID() [16]byte { return s.super.store }
+
+// Bytes is the length of the slab, superblocks included.
+func (s *Slab) Bytes() int64 { return s.super.bytes }
+
+// ExtentBytes is the length of its extents.
+func (s *Slab) ExtentBytes() int64 { return s.super.extent }
+
+// DataOffset is where payload begins; offsets of slots count from there.
+func (s *Slab) DataOffset() int64 { return s.super.dataAt }
+
+// DataBytes is how much there is for slots, a multiple of 4096.
+func (s *Slab) DataBytes() int64 {
+	n := s.super.bytes - s.super.dataAt
+	return n - n%largeHeaderBytes
+}
+
+// IsDevice reports whether it is a block device, not a regular file.
+func (s *Slab) IsDevice() bool { return s.device }
+
+// FreeOnFS is how many bytes the file system under the slab has left for
+// others, 0 for a block device.
+func (s *Slab) FreeOnFS() (int64, error) {
+	if s.device {
+		return 0, nil
+	}
+	free, err := freeBytes(s.path)
+	if err != nil {
+		return 0, fmt.Errorf("slab %s: %w", s.path, err)
+	}
+	return free, nil
+}
+
+// Flush returns when what was written to the slab before the call is on the
+// medium. Concurrent calls share flushes. When ctx ends it returns, and the
+// flush goes on. After a failed flush the slab is not trusted and Flush fails
+// until Trust is called.
+func (s *Slab) Flush(ctx context.Context) error {
+	if s.noSync {
+		return nil
+	}
+	if err := s.flush.Flush(ctx); err != nil {
+		return fmt.Errorf("flush slab %s: %w", s.path, err)
+	}
+	return nil
+}
+
+// Trusted reports whether every flush so far succeeded, or Trust was called
+// since the last that did not.
+func (s *Slab) Trusted() bool { return s.flush.failed() == nil }
+
+// Trust makes Flush work again after one failed. The caller has made sure by
+// then that nothing which was written since the last good flush will be made
+// known: the kernel reports lost writes once, so a later flush may succeed
+// without them.
+func (s *Slab) Trust() { s.flush.reset() }
+
+// Flushes is how many flushes reached the device, and how many calls they
+// served.
+func (s *Slab) Flushes() (flushes, calls uint64) { return s.flush.counts() }
+
+// Close waits for a flush under way and unlocks the slab. It does not flush. It
+// is safe to call twice.
+func (s *Slab) Close() error {
+	var err error
+	s.close.Do(func() {
+		s.flush.Close()
+		err = s.f.Close()
+	})
+	return err
+}
+
+// openLocked opens a file or device for reading and writing and locks it
+// against other processes.
+func openLocked(path string) (f *os.File, device bool, err error) {
+	st, err := os.Stat(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, false, fmt.Errorf("%w: %w", ErrNoSlab, err)
+	case err != nil:
+		return nil, false, fmt.Errorf("%w: %w", block.ErrUnavailable, err)
+	}
+	flags := os.O_RDWR
+	switch m := st.Mode(); {
+	case m&fs.ModeDevice != 0 && m&fs.ModeCharDevice == 0:
+		device = true
+		flags |= os.O_EXCL // EBUSY when it is mounted or part of something
+	case !m.IsRegular():
+		return nil, false, fmt.Errorf("%w: is neither a regular file nor a block device", block.ErrInvalid)
+	}
+	f, err = os.OpenFile(path, flags, 0)
+	switch {
+	case errors.Is(err, unix.EBUSY):
+		return nil, false, fmt.Errorf("%w: the device is mounted or in use by another process: %w", block.ErrUnavailable, err)
+	case err != nil:
+		return nil, false, fmt.Errorf("%w: %w", block.ErrUnavailable, err)
+	}
+	if err := lock(f); err != nil {
+		f.Close()
+		return nil, false, err
+	}
+	return f, device, nil
+}
+
+// lock takes the lock that keeps a second process out, for as long as f is open.
+func lock(f *os.File) error {
+	err := retryEINTR(func() error { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) })
+	switch {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		return fmt.Errorf("%w: in use by another process", block.ErrUnavailable)
+	case err != nil:
+		return fmt.Errorf("%w: flock: %w", block.ErrUnavailable, err)
+	}
+	return nil
+}
+
+// readSuper reads the superblock, or its copy when the first is damaged, and
+// checks the slab's length.
+func readSuper(f *os.File, device bool) (superblock, error) {
+	size, err := f.Seek(0, io.SeekEnd) // also right for block devices
+	if err != nil {
+		return superblock{}, fmt.Errorf("%w: %w", block.ErrUnavailable, err)
+	}
+	if size == 0 {
+		return superblock{}, fmt.Errorf("%w: it is empty", ErrNoSlab)
+	}
+	super, err := readSuperAt(f, 0)
+	if err != nil && !errors.Is(err, ErrVersion) {
+		if twin, twinErr := readSuperAt(f, superTwinAt); twinErr == nil || errors.Is(twinErr, ErrVersion) {
+			super, err = twin, twinErr
+		} else if errors.Is(err, errNoSuperblock) && !errors.Is(twinErr, errNoSuperblock) {
+			err = twinErr
+		}
+	}
+	switch {
+	case errors.Is(err, errNoSuperblock):
+		return superblock{}, notASlab(f, device)
+	case err != nil:
+		return superblock{}, err
+	case size < super.bytes:
+		return superblock{}, fmt.Errorf("%w: the slab is too short: it has %d bytes and should have %d", block.ErrInvalid, size, super.bytes)
+	}
+	return super, nil
+}
+
+func readSuperAt(f *os.File, off int64) (superblock, error) {
+	b := make([]byte, superBytes)
+	if n, err := f.ReadAt(b, off); err != nil && !errors.Is(err, io.EOF) {
+		return superblock{}, fmt.Errorf("%w: read superblock at %d: %w", block.ErrUnavailable, off, err)
+	} else if n < superBytes {
+		return superblock{}, errNoSuperblock
+	}
+	return decodeSuperblock(b)
+}
+
+// notASlab says what to do about something that has no superblock.
+func notASlab(f *os.File, device bool) error {
+	if !device {
+		return fmt.Errorf("%w: the file is not empty and is no slab; remove it to use this path", block.ErrInvalid)
+	}
+	b := make([]byte, slabDataAt)
+	switch n, err := f.ReadAt(b, 0); {
+	case err != nil && !errors.Is(err, io.EOF):
+		return fmt.Errorf("%w: read: %w", block.ErrUnavailable, err)
+	case !allZero(b[:n]):
+		return fmt.Errorf("%w: the device has data that is no slab; to use it, wipe it first: blkdiscard -z -l 1M DEVICE, or dd if=/dev/zero of=DEVICE bs=1M count=1", block.ErrInvalid)
+	}
+	return fmt.Errorf("%w: the device begins with zeros", ErrNoSlab)
+}
+
+// createOnDevice writes the superblocks of a new slab to a block device.
+func createOnDevice(path string, super *superblock) (*os.File, error) {
+	f, device, err := openLocked(path)
+	if err != nil {
+		return nil, err
+	}
+	fail := func(err error) (*os.File, error) {
+		f.Close()
+		return nil, err
+	}
+	size, err := f.Seek(0, io.SeekEnd)
+	if err != nil {
+		return fail(fmt.Errorf("%w: %w", block.ErrUnavailable, err))
+	}
+	if super.bytes == 0 {
+		super.bytes = size
+	}
+	if size < super.bytes {
+		return fail(fmt.Errorf("%w: the device has %d bytes, not %d", block.ErrInvalid, size, super.bytes))
+	}
+	if err := super.check(); err != nil {
+		return fail(err)
+	}
+	switch _, err := readSuper(f, device); {
+	case err == nil:
+		return fail(fmt.Errorf("%w: the device is a slab already", block.ErrInvalid))
+	case !errors.Is(err, ErrNoSlab):
+		return fail(err)
+	}
+	if err := writeSuper(f, super); err != nil {
+		return fail(err)
+	}
+	return f, nil
+}
+
+// createFile preallocates a file, writes its superblocks, and gives it its name.
+func createFile(ctx context.Context, path string, super *superblock) (*os.File, error) {
+	if err := super.check(); err != nil {
+		return nil, err
+	}
+	// The rename below would put a file in the place of a symbolic link.
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		path = real
+	} else if _, lerr := os.Lstat(path); lerr == nil {
+		return nil, fmt.Errorf("%w: %w", block.ErrInvalid, err)
+	}
+	dir := filepath.Dir(path)
+	free, err := freeBytes(dir)
+	if err != nil {
+		return nil, err
+	}
+	temp := path + ".creating"
+	f, err := openTemp(temp)
+	if err != nil {
+		return nil, err
+	}
+	// Whoever made a slab there since the caller looked did so under this lock.
+	if st, err := os.Stat(path); err == nil && st.Size() > 0 {
+		err = fmt.Errorf("%w: another process has just made it", block.ErrInvalid)
+		return nil, errors.Join(err, os.Remove(temp), f.Close())
+	}
+	if err := fillAndName(ctx, f, temp, path, super, free); err != nil {
+		return nil, errors.Join(err, os.Remove(temp), f.Close())
+	}
+	if err := syncDir(dir); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+func fillAndName(ctx context.Context, f *os.File, temp, path string, super *superblock, free int64) error {
+	if free < super.bytes {
+		return fmt.Errorf("%w: wanted %d bytes, the file system has %d free", block.ErrNoSpace, super.bytes, free)
+	}
+	if err := preallocate(ctx, f, super.bytes); errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return fmt.Errorf("%w: wanted %d bytes, the file system had %d free: %w", block.ErrNoSpace, super.bytes, free, err)
+	} else if err != nil {
+		return err
+	}
+	if err := writeSuper(f, super); err != nil {
+		return err
+	}
+	if err := os.Rename(temp, path); err != nil {
+		return fmt.Errorf("%w: %w", block.ErrUnavailable, err)
+	}
+	return nil
+}
+
+// openTemp opens the file that becomes the slab, locked and empty. One that a
+// crash left behind is used again; its lock tells it from one being made.
+func openTemp(temp string) (*os.File, error) {
+	f, err := os.OpenFile(temp, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", block.ErrUnavailable, err)
+	}
+	fail := func(err error) (*os.File, error) {
+		f.Close()
+		return nil, err
+	}
+	if err := lock(f); err != nil {
+		return fail(err)
+	}
+	// Its maker may have given it its name between our open and our lock.
+	mine, err := f.Stat()
+	if err != nil {
+		return fail(fmt.Errorf("%w: %w", block.ErrUnavailable, err))
+	}
+	if now, err := os.Lstat(temp); err != nil || !os.SameFile(mine, now) {
+		return fail(fmt.Errorf("%w: another process is making it", block.ErrUnavailable))
+	}
+	if err := f.Truncate(0); err != nil {
+		return fail(fmt.Errorf("%w: %w", block.ErrUnavailable, err))
+	}
+	return f, nil
+}
+
+// preallocate gives a file all its blocks, so that no write meets a full file
+// system later. Where the file system cannot, it writes zeros.
+func preallocate(ctx context.Context, f *os.File, bytes int64) error {
+	const step = 1 << 30 // an allocation cannot be interrupted
+	for off := int64(0); off < bytes; off += step {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		err := retryEINTR(func() error { return unix.Fallocate(int(f.Fd()), 0, off, min(step, bytes-off)) })
+		switch {
+		case errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS):
+			return writeZeros(ctx, f, bytes)
+		case err != nil:
+			return fmt.Errorf("fallocate: %w", err)
+		}
+	}
+	return nil
+}
+
+func writeZeros(ctx context.Context, f *os.File, bytes int64) error {
+	zeros := make([]byte, 1<<20)
+	for off := int64(0); off < bytes; off += int64(len(zeros)) {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if _, err := f.WriteAt(zeros[:min(int64(len(zeros)), bytes-off)], off); err != nil {
+			return fmt.Errorf("write zeros: %w", err)
+		}
+	}
+	return nil
+}
+
+// writeSuper writes the superblock and its copy, through to the medium.
+func writeSuper(f *os.File, super *superblock) error {
+	b := super.encode()
+	for _, off := range []int64{superTwinAt, 0} {
+		if _, err := f.WriteAt(b, off); err != nil {
+			return fmt.Errorf("%w: write superblock: %w", block.ErrUnavailable, err)
+		}
+	}
+	if err := f.Sync(); err != nil {
+		return fmt.Errorf("%w: sync superblock: %w", block.ErrUnavailable, err)
+	}
+	return nil
+}
+
+// syncDir makes a new name in a directory durable.
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return fmt.Errorf("%w: %w", block.ErrUnavailable, err)
+	}
+	if err := errors.Join(d.Sync(), d.Close()); err != nil {
+		return fmt.Errorf("%w: sync directory %s: %w", block.ErrUnavailable, dir, err)
+	}
+	return nil
+}
+
+// freeBytes is what the file system at path has left for us.
+func freeBytes(path string) (int64, error) {
+	var st unix.Statfs_t
+	if err := retryEINTR(func() error { return unix.Statfs(path, &st) }); err != nil {
+		return 0, fmt.Errorf("%w: statfs %s: %w", block.ErrUnavailable, path, err)
+	}
+	return int64(st.Bavail) * st.Bsize, nil
+}
+
+func fdatasync(f *os.File) error {
+	return retryEINTR(func() error { return unix.Fdatasync(int(f.Fd())) })
+}
+
+// retryEINTR repeats a system call that a signal interrupted.
+func retryEINTR(call func() error) error {
+	for {
+		if err := call(); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}

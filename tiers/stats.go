@@ -1,0 +1,91 @@
+package tiers
+
+import (
+	"time"
+
+	"github.com/kvtier/kvtier/index"
+	"github.com/kvtier/kvtier/index/block"
+)
+
+// Stats is a snapshot of the store's counters.
+func (s *Store) Stats() block.Stats {
+	st := block.Stats{
+		Uptime:       time.Since(s.start),
+		Namespaces:   int64(s.names.len()),
+		Misses:       map[string]int64{},
+		Removed:      map[string]int64{},
+		Conflicts:    s.conflicts.Load(),
+		Corrupt:      s.corrupt.Load(),
+		Leases:       int64(s.leases.Stats().Leases),
+		Reservations: s.reservations.open.Load(),
+		Prefetch:     s.prefetches.stats(),
+		TableBytes:   s.table.Bytes(),
+	}
+	ev := s.events.stats()
+	st.Watchers, st.EventsLost = int64(ev.Watchers), ev.Lost
+	for r := block.MissAbsent; r <= block.MissUnavailable; r++ {
+		st.Misses[r.String()] = s.misses[r].Load()
+	}
+	for r := block.Evicted; r <= block.Discarded; r++ {
+		st.Removed[r.String()] = s.removed[r].Load()
+	}
+	for _, n := range s.Namespaces() {
+		st.Blocks += n.Blocks
+	}
+	for _, t := range []*tier{s.g2, s.g3} {
+		if t != nil {
+			st.Tiers = append(st.Tiers, t.stats(s))
+		}
+	}
+	return st
+}
+
+func (t *tier) stats(s *Store) block.TierStats {
+	used := t.usedBytes()
+	st := block.TierStats{
+		Tier: t.id, Capacity: t.capacity, Used: used, Reserve: t.capacity - used,
+		Blocks: t.blocks.Load(), Payload: t.payload.Load(), High: t.high, Low: t.low,
+		Evictions: t.evictions.Load(), Dropped: t.dropped.Load(), Reclaimed: t.reclaimed.Load(),
+		BytesIn: t.bytesIn.Load(), BytesOut: t.bytesOut.Load(), Refused: t.refused.Load(),
+		Hits: t.hits.Load(), QueueDrops: t.events.drops.Load(),
+	}
+	for _, d := range t.devs {
+		st.Devices = append(st.Devices, d.stats(s))
+	}
+	return st
+}
+
+func (d *device) stats(s *Store) block.DeviceStats {
+	state := "healthy"
+	if d.sick.Load() > 0 {
+		state = "errors"
+	}
+	if d.slab == nil {
+		got := d.mem.Obtained()
+		return block.DeviceStats{Path: "memory", Bytes: d.mem.Size(), State: state, PageBytes: got.PageBytes, Locked: got.LockedBytes}
+	}
+	st := block.DeviceStats{Path: d.slab.Path(), ID: d.slab.ID().String(), Bytes: d.slab.Bytes(), State: state}
+	if !d.slab.Trusted() {
+		st.State = "flush failed"
+	}
+	if free, err := d.slab.FreeOnFS(); err == nil {
+		st.FreeOnFS = free
+	} else {
+		st.State = err.Error()
+	}
+	for _, b := range s.agent.Backends() {
+		for _, p := range b.Caps.Pairs {
+			if p.Remote == d.kind && st.Engine == "" {
+				st.Engine = b.Caps.Engine
+			}
+		}
+	}
+	return st
+}
+
+// CatalogMetrics is a snapshot of the catalog's own metrics.
+func (s *Store) CatalogMetrics() index.CatalogMetrics { return s.catalog.Metrics() }
+
+// Table is the resident table, for a benchmark that looks keys up in it and does
+// nothing else. Only the store may change it.
+func (s *Store) Table() *index.Table { return s.table }

@@ -1,0 +1,592 @@
+package tiers
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvtier/kvtier/index"
+	"github.com/kvtier/kvtier/index/block"
+	"github.com/kvtier/kvtier/internal/arena"
+	"github.com/kvtier/kvtier/xfer"
+)
+
+// Store is a node's blocks over its tiers, and the only orchestrator: every
+// call goes through it. It is safe for concurrent use.
+type Store struct {
+	opts    Options
+	log     *slog.Logger
+	dir     *os.File // holds the lock of the data directory
+	agent   *xfer.Agent
+	arena   *arena.Arena // G2
+	staging *staging
+	table   *index.Table
+	catalog *index.Catalog
+	commits *committer
+
+	catalogRoom catalogRoom
+	g2, g3      *tier    // g3 is nil when there is none
+	slabs       []*Slab  // by device number of g3
+	slabNo      []uint16 // by which the catalog knows them
+	// unserved: the catalog has records of slabs that are not here now.
+	unserved   bool
+	registered []xfer.DescList
+
+	names        namespaces
+	reservations reservations
+	leases       *Leases
+	moves        moves
+	events       *eventHub
+	prefetches   *prefetchQueue
+	lineage      sync.Mutex // held while a block that has children gets a parent
+
+	start     time.Time
+	gen       atomic.Uint64
+	misses    [8]atomic.Int64 // by MissReason
+	removed   [8]atomic.Int64 // by Reason
+	conflicts atomic.Int64
+	corrupt   atomic.Int64
+	mortal    atomic.Bool  // a block with a time to live was seen
+	reads     atomic.Int64 // blocks being read from G3
+
+	life     context.Context // ends with Close
+	endLife  context.CancelFunc
+	wg       sync.WaitGroup // evictors, sweeper, moves
+	closing  sync.Once
+	closeErr error
+}
+
+// tier is the tier of an index in an entry's arrays, nil when there is none.
+func (s *Store) tier(ix int) *tier {
+	if ix == ixG2 {
+		return s.g2
+	}
+	return s.g3
+}
+
+// ---- put: reserve, fill, commit
+
+// Reserve takes room for a block; see api.Store.
+func (s *Store) Reserve(ctx context.Context, nsID block.NamespaceID, hashLen int, h block.Hash, n int64, o block.PutOptions) (block.Reserved, block.Existing, error) {
+	var none block.Reserved
+	ns, err := s.names.byID(nsID)
+	if err != nil {
+		return none, block.Existing{}, fmt.Errorf("reserve: %w", err)
+	}
+	if err := s.checkPut(ns, hashLen, h, n, &o); err != nil {
+		return none, block.Existing{}, fmt.Errorf("reserve %s: %w", h.Hex(min(max(hashLen, 0), block.HashBytes)), err)
+	}
+	key := block.Key{NS: nsID, Hash: h}
+	if ex, ok := s.existing(key); ok {
+		return block.Reserved{Status: block.Exists}, ex, nil
+	}
+	size, header := SlotBytes(n)
+	place, err := s.g2.alloc(ctx, size, reserved)
+	if err != nil {
+		return none, block.Existing{}, err
+	}
+	r := &reservation{ns: ns, key: key, hlen: hashLen, n: n, opts: o, place: place, slot: s.g2.slot(place, size), header: header}
+	if err := s.reservations.add(r); err != nil {
+		s.g2.free(place)
+		s.g2.refused.Add(1)
+		return none, block.Existing{}, err
+	}
+	return block.Reserved{ID: r.id, Status: block.Stored, Left: s.opts.ReserveTTL, Place: place}, block.Existing{}, nil
+}
+
+// checkPut says whether a put can be accepted at all, and fixes the hash length
+// of a namespace that has none.
+func (s *Store) checkPut(ns *namespace, hashLen int, h block.Hash, n int64, o *block.PutOptions) error {
+	desc := &ns.state.Load().Desc
+	if err := desc.CheckLen(n); err != nil {
+		return err
+	}
+	switch o.Durable {
+	case block.NoTier:
+		o.Durable = block.G2
+	case block.G2:
+	case block.G3:
+		if s.g3 == nil {
+			return fmt.Errorf("%w: durable g3: this store has no NVMe tier", block.ErrUnavailable)
+		}
+	default:
+		return fmt.Errorf("%w: durable %s: want g2 or g3", block.ErrInvalid, o.Durable)
+	}
+	if o.TTL < 0 {
+		return fmt.Errorf("%w: ttl %v", block.ErrInvalid, o.TTL)
+	}
+	if o.HasParent && o.Parent == h {
+		return fmt.Errorf("%w: parent: the block itself", block.ErrInvalid)
+	}
+	if size, _ := SlotBytes(n); size > s.g2.devs[0].slots.MaxSlot() {
+		return fmt.Errorf("%w: payload of %d bytes: the DRAM tier's largest slot has %d", block.ErrInvalid, n, s.g2.devs[0].slots.MaxSlot())
+	}
+	return s.names.fixHashLen(ns, hashLen)
+}
+
+// existing looks for a block that a put would make.
+func (s *Store) existing(k block.Key) (block.Existing, bool) {
+	h, e, ok := s.table.Lookup(k)
+	if !ok || !resident(&e) {
+		return block.Existing{}, false
+	}
+	if expired(&e, nowUnix()) {
+		s.expire(h)
+		return block.Existing{}, false
+	}
+	return block.Existing{Len: e.Len, Sum: e.Sum}, true
+}
+
+// Fill writes bytes into a reservation; see api.Store.
+func (s *Store) Fill(ctx context.Context, id uint64, off int64, p []byte) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	r := s.reservations.get(id)
+	if r == nil {
+		return fmt.Errorf("fill reservation %d: %w", id, block.ErrLeaseExpired)
+	}
+	if err := r.fill(off, p); err != nil {
+		return err
+	}
+	s.reservations.renew(r)
+	return nil
+}
+
+// Commit makes reservations visible and as durable as each asked for; see
+// api.Store.
+func (s *Store) Commit(ctx context.Context, ids []uint64) []block.CommitResult {
+	res := make([]block.CommitResult, len(ids))
+	var down []block.Handle // a reference is held on each
+	var at []int
+	rs := make([]*reservation, len(ids))
+	for i, id := range ids {
+		if rs[i] = s.reservations.take(id); rs[i] == nil {
+			res[i].Err = fmt.Errorf("commit reservation %d: %w", id, block.ErrLeaseExpired)
+		}
+	}
+	for _, i := range commitOrder(rs) {
+		r := rs[i]
+		sum, err := r.seal()
+		if err != nil {
+			s.giveBack(r)
+			res[i].Err = err
+			continue
+		}
+		h, used, durable, err := s.admit(r, sum)
+		if !used {
+			s.giveBack(r)
+			res[i].Status = block.Exists
+		}
+		res[i].Err = err
+		if durable {
+			down, at = append(down, h), append(at, i)
+		}
+	}
+	for j, err := range s.copyTo(ctx, s.g3, down) {
+		if err != nil {
+			res[at[j]].Err = fmt.Errorf("commit to g3: %w", err)
+		}
+		s.release(down[j])
+	}
+	if full := s.g2.events.full(); full != nil {
+		s.g2.wake()
+		select {
+		case <-full:
+		case <-ctx.Done():
+		}
+	}
+	return res
+}
+
+// commitOrder is leaf to root, so that the policy sees suffix blocks before their
+// parents; but of several reservations of one key the first one given counts.
+func commitOrder(rs []*reservation) (order []int) {
+	seen := make(map[block.Key]struct{}, len(rs))
+	var again []int
+	for i, r := range rs {
+		if r == nil {
+			continue
+		}
+		if _, twice := seen[r.key]; twice {
+			again = append(again, i)
+			continue
+		}
+		seen[r.key] = struct{}{}
+		order = append(order, i)
+	}
+	slices.Reverse(order)
+	return append(order, again...)
+}
+
+// admit puts a filled slot into the table, which makes it visible. used says
+// that the slot is the block's now; when it is not, the block was there with
+// the same bytes, or err says why not. durable says that the block still has to
+// go to G3, and that a reference to it is held for that.
+func (s *Store) admit(r *reservation, sum block.Sum) (h block.Handle, used, durable bool, err error) {
+	r.ns.gate.RLock()
+	defer r.ns.gate.RUnlock()
+	ns := r.ns.state.Load()
+	parent, depth := s.nameParent(r)
+	grown := parent != 0 && s.isNamed(r.key)
+	if grown {
+		// From the check until the link nobody else may link such a block.
+		s.lineage.Lock()
+		defer s.lineage.Unlock()
+		if err := s.checkParent(r, parent); err != nil {
+			s.unnameParent(parent, false)
+			return 0, false, false, err
+		}
+	}
+	ttl := r.opts.TTL
+	if ttl == 0 {
+		ttl = ns.TTL
+	}
+	var expires uint32
+	if ttl > 0 {
+		expires = expiry(ttl)
+	}
+	var e0 index.Entry
+	var linked, stale bool
+	for {
+		stale = false
+		h = s.table.Upsert(r.key, r.hlen, func(h block.Handle, e *index.Entry, _ bool) {
+			if resident(e) {
+				if stale = expired(e, nowUnix()); stale {
+					return
+				}
+				if e.Sum != sum || int64(e.Len) != r.n {
+					err = fmt.Errorf("put %s: %w: there with %d bytes and checksum %s, put with %d and %s",
+						r.key.Hash.Hex(r.hlen), block.ErrConflict, e.Len, e.Sum, r.n, sum)
+					return
+				}
+			} else if stale = dirty(e); stale {
+				return
+			} else {
+				used = true
+				e.Sum, e.Len = sum, uint32(r.n)
+				e.Expires, e.Born = expires, s.age()
+				e.Place[ixG2], e.State[ixG2] = r.place, index.SlotResident
+				// One that was named since is stored without a parent, unchecked as it is.
+				if e.Parent == 0 && parent != 0 && (grown || e.Named == 0) {
+					e.Parent, e.Depth, linked = parent, depth, true
+				}
+				e.Refs++ // until its arrival is told
+			}
+			if r.opts.Durable == block.G3 && !live(e, ixG3) {
+				durable = true
+				e.Refs++
+			}
+			if used {
+				s.g2.events.push(policyEvent{kind: evInsert, h: h})
+				e0 = *e
+			}
+		})
+		if !stale {
+			break
+		}
+		s.expire(h)
+	}
+	if parent != 0 && !linked {
+		s.unnameParent(parent, used && e0.Parent == parent)
+	}
+	switch {
+	case h == 0:
+		return 0, false, false, fmt.Errorf("put %s: %w: the resident table cannot grow", r.key.Hash.Hex(r.hlen), block.ErrNoSpace)
+	case err != nil:
+		s.conflicts.Add(1)
+		return h, false, false, err
+	case used:
+		if expires != 0 {
+			s.mortal.Store(true)
+		}
+		if !linked && e0.Parent != 0 && e0.Parent != parent {
+			s.kid(e0.Parent, ixG2, 1)
+		}
+		s.g2.own(r.place, h)
+		s.arrived(s.g2, &e0)
+		s.release(h)
+	}
+	return h, used, durable, nil
+}
+
+// isNamed reports whether children know a block as their parent: only then can
+// it be its own ancestor.
+func (s *Store) isNamed(k block.Key) bool {
+	_, e, ok := s.table.Lookup(k)
+	return ok && e.Named > 0
+}
+
+// maxAncestors is how far up checkParent looks: deeper than any prompt.
+const maxAncestors = 1 << 20
+
+// checkParent refuses a parent that descends from the block: the two would keep
+// each other in the store for ever.
+func (s *Store) checkParent(r *reservation, parent block.Handle) error {
+	h, _, _ := s.table.Lookup(r.key)
+	up := parent
+	for range maxAncestors {
+		if up == 0 {
+			return nil
+		}
+		if up == h {
+			break
+		}
+		at := up
+		up = 0
+		s.table.View(at, func(e *index.Entry) { up = e.Parent })
+	}
+	return fmt.Errorf("put %s: %w: parent %s descends from the block", r.key.Hash.Hex(r.hlen), block.ErrInvalid, r.opts.Parent.Hex(r.hlen))
+}
+
+// nameParent finds or makes the entry of a reservation's parent, names it and
+// counts the child that is about to come into G2, so that the parent is not
+// evicted before it.
+func (s *Store) nameParent(r *reservation) (h block.Handle, depth uint32) {
+	if !r.opts.HasParent {
+		return 0, 0
+	}
+	h = s.table.Upsert(block.Key{NS: r.key.NS, Hash: r.opts.Parent}, r.hlen, func(h block.Handle, e *index.Entry, _ bool) {
+		e.Named++
+		e.Kids[ixG2]++
+		if e.Kids[ixG2] == 1 {
+			s.g2.events.push(policyEvent{kind: evLeaf, h: h})
+		}
+		depth = e.Depth + r.ns.state.Load().Desc.TokensPerBlock
+	})
+	return h, depth
+}
+
+// unnameParent takes back what nameParent did, but for the child's count when it
+// is kept.
+func (s *Store) unnameParent(h block.Handle, keepKid bool) {
+	if !keepKid {
+		s.kid(h, ixG2, -1)
+	}
+	s.settle(h, func(e *index.Entry) { e.Named-- })
+}
+
+// arrived counts a block that came into a tier and tells the watchers. The
+// caller holds a reference.
+func (s *Store) arrived(t *tier, e *index.Entry) {
+	t.blocks.Add(1)
+	t.payload.Add(int64(e.Len))
+	t.bytesIn.Add(int64(e.Len))
+	if !counted(e, 1-t.ix) {
+		s.names.count(e.NS, 1, int64(e.Len))
+	}
+	s.tell(block.EventStored, e, t.id, block.NoReason, false)
+}
+
+// CompareExisting settles a put of a key that is there; see api.Store.
+func (s *Store) CompareExisting(ctx context.Context, nsID block.NamespaceID, h block.Hash, n int64, sum block.Sum, o block.PutOptions) error {
+	if o.Durable == block.G3 && s.g3 == nil {
+		return fmt.Errorf("put %s: %w: durable g3: this store has no NVMe tier", h, block.ErrUnavailable)
+	}
+	var err error
+	var held block.Handle
+	there := false
+	s.table.UpdateKey(block.Key{NS: nsID, Hash: h}, func(hd block.Handle, e *index.Entry) {
+		if !resident(e) || expired(e, nowUnix()) {
+			return
+		}
+		there = true
+		if e.Sum != sum || int64(e.Len) != n {
+			err = fmt.Errorf("put %s: %w: there with %d bytes and checksum %s, put with %d and %s",
+				h.Hex(int(e.HashLen)), block.ErrConflict, e.Len, e.Sum, n, sum)
+			return
+		}
+		if o.Durable == block.G3 && !live(e, ixG3) {
+			held = hd
+			e.Refs++
+		}
+	})
+	switch {
+	case err != nil:
+		s.conflicts.Add(1)
+		return err
+	case !there:
+		return fmt.Errorf("put %s: %w: it was there and has left meanwhile; put it again", h, block.ErrNoSpace)
+	case held != 0:
+		err = s.copyTo(ctx, s.g3, []block.Handle{held})[0]
+		s.release(held)
+		if err != nil {
+			return fmt.Errorf("commit to g3: %w", err)
+		}
+	}
+	return nil
+}
+
+// ---- match
+
+// Match looks keys up; see api.Store. It touches no device.
+func (s *Store) Match(ctx context.Context, nsID block.NamespaceID, hashLen int, hashes []byte, o block.MatchOptions, res *block.MatchResult) error {
+	n, err := s.checkHashes(nsID, hashLen, hashes)
+	if err != nil {
+		return fmt.Errorf("match: %w", err)
+	}
+	if o.Lease < 0 {
+		return fmt.Errorf("match: %w: lease %v", block.ErrInvalid, o.Lease)
+	}
+	*res = block.MatchResult{Blocks: res.Blocks[:0]}
+	now, broken := nowUnix(), false
+	if o.Lease > 0 {
+		return s.matchLeased(nsID, hashLen, hashes, n, o, res)
+	}
+	s.table.LookupAll(nsID, hashLen, hashes, func(i int, _ block.Handle, e *index.Entry) bool {
+		f := found(e, now)
+		if f.State == block.Absent && s.pending(nsID, hashLen, hashes, i) {
+			f.State = block.Pending
+		}
+		broken = broken || f.State != block.Resident
+		if !broken {
+			res.Prefix++
+		}
+		res.Blocks = append(res.Blocks, f)
+		return o.All || !broken
+	})
+	if !o.Quiet {
+		s.hintRequest(nsID, hashLen, hashes, n, res.Prefix, o.Class)
+	}
+	return ctx.Err()
+}
+
+// found is what an entry says of its block.
+func found(e *index.Entry, now uint32) block.Found {
+	switch {
+	case e == nil || expired(e, now):
+		return block.Found{}
+	case live(e, ixG2):
+		return block.Found{State: block.Resident, Tier: block.G2, Len: e.Len}
+	case live(e, ixG3):
+		return block.Found{State: block.Resident, Tier: block.G3, Len: e.Len}
+	case e.State[ixG2] == index.SlotFilling:
+		return block.Found{State: block.Pending}
+	}
+	return block.Found{}
+}
+
+// pending reports whether key i is being put. Most stores have few open
+// reservations at any time, so the common answer costs one load.
+func (s *Store) pending(nsID block.NamespaceID, hashLen int, hashes []byte, i int) bool {
+	if s.reservations.open.Load() == 0 {
+		return false
+	}
+	k := block.Key{NS: nsID}
+	copy(k.Hash[:], hashes[i*hashLen:(i+1)*hashLen])
+	return s.reservations.isPending(k)
+}
+
+// matchLeased looks keys up one by one, taking a reference on each that is
+// there, so that what is answered is what is leased.
+func (s *Store) matchLeased(nsID block.NamespaceID, hashLen int, hashes []byte, n int, o block.MatchOptions, res *block.MatchResult) error {
+	now, broken := nowUnix(), false
+	var held []block.Handle
+	for i := 0; i < n && (o.All || !broken); i++ {
+		k := block.Key{NS: nsID}
+		copy(k.Hash[:], hashes[i*hashLen:(i+1)*hashLen])
+		var f block.Found
+		s.table.UpdateKey(k, func(h block.Handle, e *index.Entry) {
+			if f = found(e, now); f.State == block.Resident {
+				e.Refs++
+				held = append(held, h)
+			}
+		})
+		if f.State == block.Absent && s.pending(nsID, hashLen, hashes, i) {
+			f.State = block.Pending
+		}
+		broken = broken || f.State != block.Resident
+		if !broken {
+			res.Prefix++
+		}
+		res.Blocks = append(res.Blocks, f)
+	}
+	if !o.Quiet {
+		s.hintRequest(nsID, hashLen, hashes, n, res.Prefix, o.Class)
+		s.hintHits(held)
+	}
+	if len(held) == 0 {
+		return nil
+	}
+	lease, err := s.leases.Grant(o.Session, held, o.Lease)
+	if err != nil {
+		for _, h := range held {
+			s.release(h)
+		}
+		return fmt.Errorf("match: %w", err)
+	}
+	res.Lease = lease
+	return nil
+}
+
+// checkHashes says how many hashes there are.
+func (s *Store) checkHashes(nsID block.NamespaceID, hashLen int, hashes []byte) (int, error) {
+	ns, err := s.names.byID(nsID)
+	if err != nil {
+		return 0, err
+	}
+	if err := ns.state.Load().CheckHashLen(hashLen); err != nil {
+		return 0, err
+	}
+	if len(hashes)%hashLen != 0 {
+		return 0, fmt.Errorf("%w: hashes: %d bytes are no multiple of %d", block.ErrInvalid, len(hashes), hashLen)
+	}
+	return len(hashes) / hashLen, nil
+}
+
+// hintRequest tells the policies of a request's path.
+func (s *Store) hintRequest(nsID block.NamespaceID, hashLen int, hashes []byte, n, hits int, class uint8) {
+	path := make([]uint64, n)
+	var h block.Hash
+	for i := range path {
+		copy(h[:], hashes[i*hashLen:(i+1)*hashLen])
+		path[i] = fingerprint(nsID, &h)
+	}
+	r := policyRequest{path: path, hits: hits, class: class}
+	s.g2.events.request(r)
+	if s.g3 != nil {
+		s.g3.events.request(r)
+	}
+}
+
+// hintHits tells the policies that blocks were used, leaf to root.
+func (s *Store) hintHits(hs []block.Handle) {
+	if len(hs) == 0 {
+		return
+	}
+	ev := make([]policyEvent, 0, len(hs))
+	for i := len(hs) - 1; i >= 0; i-- {
+		ev = append(ev, policyEvent{kind: evHit, h: hs[i]})
+	}
+	s.g2.events.hint(ev)
+	if s.g3 != nil {
+		s.g3.events.hint(ev)
+	}
+}
+
+// Locate lists where blocks lie; see api.Store.
+func (s *Store) Locate(ctx context.Context, nsID block.NamespaceID, hashLen int, hashes []byte) ([][]block.Located, error) {
+	n, err := s.checkHashes(nsID, hashLen, hashes)
+	if err != nil {
+		return nil, fmt.Errorf("locate: %w", err)
+	}
+	out := make([][]block.Located, n)
+	now := nowUnix()
+	s.table.LookupAll(nsID, hashLen, hashes, func(i int, _ block.Handle, e *index.Entry) bool {
+		if e == nil || expired(e, now) {
+			return true
+		}
+		for ix, id := range [...]block.TierID{block.G2, block.G3} {
+			if live(e, ix) {
+				out[i] = append(out[i], block.Located{Tier: id, Place: e.Place[ix], Len: e.Len})
+			}
+		}
+		return true
+	})
+	return out, ctx.Err()
+}

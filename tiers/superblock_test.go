@@ -1,0 +1,93 @@
+package tiers
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"os"
+	"testing"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/kvtier/kvtier/index/block"
+)
+
+func sampleSuper() superblock {
+	s := superblock{bytes: 2 << 30, extent: 64 << 20, dataAt: slabDataAt}
+	for i := range s.id {
+		s.id[i] = 0x10 + byte(i)
+		s.store[i] = 0xa0 + byte(i)
+	}
+	return s
+}
+
+// TestSuperblockGolden holds the layout.
+func TestSuperblockGolden(t *testing.T) {
+	want, err := os.ReadFile("testdata/superblock_v1.hex")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := sampleSuper()
+	b := s.encode()
+	if !allZero(b[superZeroAt:superSumAt]) {
+		t.Error("unused bytes are not zero")
+	}
+	if got := hex.Dump(b[:80]) + hex.Dump(b[superSumAt:]); got != string(want) {
+		t.Errorf("superblock is\n%s\nwant\n%s", got, want)
+	}
+	if got, err := decodeSuperblock(b); err != nil || got != s {
+		t.Errorf("decode: %+v, %v, want %+v", got, err, s)
+	}
+}
+
+func TestSuperblockRefused(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		change func(b []byte)
+		seal   bool
+		want   error
+	}{
+		{"magic", func(b []byte) { b[0] ^= 1 }, true, errNoSuperblock},
+		{"checksum", func(b []byte) { b[50] ^= 1 }, false, block.ErrCorrupt},
+		{"version", func(b []byte) { b[8] = 9 }, true, ErrVersion},
+		{"unused", func(b []byte) { b[1000] = 1 }, true, block.ErrCorrupt},
+		{"extent 0", func(b []byte) { clear(b[56:64]) }, true, block.ErrCorrupt},
+		{"extent odd", func(b []byte) { b[56] = 1 }, true, block.ErrCorrupt},
+		{"data offset behind the end", func(b []byte) { b[70] = 0xff }, true, block.ErrCorrupt},
+		{"no room", func(b []byte) { copy(b[48:56], b[64:72]) }, true, block.ErrCorrupt},
+		{"huge", func(b []byte) { b[55] = 0x7f }, true, block.ErrCorrupt},
+		{"negative", func(b []byte) { b[55] = 0xff }, true, block.ErrCorrupt},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := sampleSuper()
+			b := s.encode()
+			c.change(b)
+			if c.seal {
+				binary.LittleEndian.PutUint64(b[superSumAt:], xxhash.Sum64(b[:superSumAt]))
+			}
+			if _, err := decodeSuperblock(b); !errors.Is(err, c.want) {
+				t.Errorf("error %v, want %v", err, c.want)
+			}
+		})
+	}
+}
+
+// FuzzSuperblock: what is accepted is what encode writes.
+func FuzzSuperblock(f *testing.F) {
+	s := sampleSuper()
+	f.Add(s.encode()[:80])
+	f.Add([]byte(nil))
+	f.Fuzz(func(t *testing.T, start []byte) {
+		b := make([]byte, superBytes)
+		copy(b, start)
+		binary.LittleEndian.PutUint64(b[superSumAt:], xxhash.Sum64(b[:superSumAt]))
+		s, err := decodeSuperblock(b)
+		if err != nil {
+			return
+		}
+		if again := s.encode(); !bytes.Equal(again, b) {
+			t.Fatalf("encodes as\n%s\nfrom\n%s", hex.Dump(again[:96]), hex.Dump(b[:96]))
+		}
+	})
+}

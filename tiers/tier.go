@@ -1,0 +1,241 @@
+package tiers
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvtier/kvtier/index"
+	"github.com/kvtier/kvtier/index/block"
+	"github.com/kvtier/kvtier/internal/arena"
+	"github.com/kvtier/kvtier/xfer"
+)
+
+// tier is a place with capacity: G2 or G3. It hands out slots and knows how
+// full it is; what lies in the slots is the table's and the store's business.
+type tier struct {
+	id   block.TierID
+	ix   int // in the table's arrays
+	devs []*device
+
+	capacity, high, low int64 // bytes
+
+	mu struct {
+		sync.Mutex
+		used   int64
+		want   int64         // size of the largest slot that somebody waits for, 0 for none
+		room   chan struct{} // closed, and made anew, whenever slots come free or a pass ends in vain
+		futile uint64        // passes of the evictor that could free nothing
+	}
+	kick   chan struct{} // wakes the evictor
+	events policyQueue
+
+	blocks, payload                  atomic.Int64
+	evictions, dropped, reclaimed    atomic.Int64
+	bytesIn, bytesOut, refused, hits atomic.Int64
+}
+
+// device is one medium of a tier: the arena of G2, or one slab of G3.
+type device struct {
+	number uint8
+	slots  *Slots // guarded by tier.mu
+	mem    *arena.Arena
+	slab   *Slab
+	kind   xfer.MemType
+	base   uint64       // address of offset 0 on the device, for files
+	sick   atomic.Int64 // errors of the device
+}
+
+// reserved owns slots that are filled but belong to no block yet.
+const reserved block.Handle = math.MaxUint32
+
+// errNothingLeaves: the evictor has looked, and nothing may leave the tier now.
+var errNothingLeaves = fmt.Errorf("%w: nothing can be evicted now", block.ErrNoSpace)
+
+// roomWait is the longest that a call waits for the evictor to make room, even
+// when its deadline is later: what takes longer is told to the caller as no space.
+const roomWait = time.Second
+
+func newTier(id block.TierID, devs []*device, o Options) *tier {
+	t := &tier{id: id, ix: index.TierIndex(id), devs: devs, kick: make(chan struct{}, 1)}
+	for _, d := range devs {
+		t.capacity += d.slots.Capacity()
+		t.mu.used += d.slots.Used()
+	}
+	t.high = int64(o.High * float64(t.capacity))
+	t.low = int64(o.Low * float64(t.capacity))
+	t.mu.room = make(chan struct{})
+	t.events.init()
+	return t
+}
+
+// wake makes the evictor look at the tier.
+func (t *tier) wake() {
+	select {
+	case t.kick <- struct{}{}:
+	default:
+	}
+}
+
+// tryAlloc takes a slot of size bytes if there is one, from the device that is
+// least full.
+func (t *tier) tryAlloc(size int64, owner block.Handle) (block.Place, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.allocLocked(size, owner)
+}
+
+func (t *tier) allocLocked(size int64, owner block.Handle) (block.Place, bool) {
+	var tried uint64
+	for range t.devs {
+		best, share := -1, 2.0
+		for i, d := range t.devs {
+			if tried&(1<<i) != 0 {
+				continue
+			}
+			if s := float64(d.slots.Used()) / float64(d.slots.Capacity()); s < share {
+				best, share = i, s
+			}
+		}
+		tried |= 1 << best
+		d := t.devs[best]
+		if off, ok := d.slots.Alloc(size, owner); ok {
+			before := t.mu.used
+			t.mu.used += d.slots.Class(off)
+			if t.mu.used > t.high && before <= t.high {
+				t.wake()
+			}
+			return block.PlaceAt(d.number, off), true
+		}
+	}
+	return 0, false
+}
+
+// alloc takes a slot of size bytes, waiting for the evictor to make room. It
+// fails with ErrNoSpace when the evictor finds nothing to evict, when ctx ends,
+// or after roomWait.
+func (t *tier) alloc(ctx context.Context, size int64, owner block.Handle) (block.Place, error) {
+	if p, ok := t.tryAlloc(size, owner); ok {
+		return p, nil
+	}
+	timer := time.NewTimer(roomWait)
+	defer timer.Stop()
+	t.mu.Lock()
+	futile := t.mu.futile
+	for {
+		if p, ok := t.allocLocked(size, owner); ok {
+			t.mu.Unlock()
+			return p, nil
+		}
+		// The pass that was under way when the wait began may have looked before
+		// this call's blocks could leave, so only the second one in vain counts.
+		if t.mu.futile >= futile+2 {
+			t.mu.Unlock()
+			break
+		}
+		t.mu.want = max(t.mu.want, size)
+		room := t.mu.room
+		t.mu.Unlock()
+		t.wake()
+		select {
+		case <-room:
+		case <-ctx.Done():
+			t.refused.Add(1)
+			t.stir()
+			return 0, fmt.Errorf("reserve %d bytes in %s: %w: %w", size, t.id, block.ErrNoSpace, context.Cause(ctx))
+		case <-timer.C:
+			t.refused.Add(1)
+			t.stir()
+			return 0, fmt.Errorf("reserve %d bytes in %s: %w: no room within %v", size, t.id, block.ErrNoSpace, roomWait)
+		}
+		t.mu.Lock()
+	}
+	t.refused.Add(1)
+	return 0, fmt.Errorf("reserve %d bytes in %s: %w", size, t.id, errNothingLeaves)
+}
+
+// free gives a slot back, wakes who waits for room, and returns the slot's size.
+func (t *tier) free(p block.Place) int64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	n := t.devs[p.Device()].slots.Free(p.Offset())
+	t.mu.used -= n
+	t.roomLocked()
+	return n
+}
+
+// stir makes all who wait for room look again and say what they want: one of
+// them has given up, and nothing more should be evicted for it.
+func (t *tier) stir() {
+	t.mu.Lock()
+	t.mu.want = 0
+	t.roomLocked()
+	t.mu.Unlock()
+}
+
+func (t *tier) roomLocked() {
+	close(t.mu.room)
+	t.mu.room = make(chan struct{})
+}
+
+// own makes h the owner of a slot that was reserved.
+func (t *tier) own(p block.Place, h block.Handle) {
+	t.mu.Lock()
+	t.devs[p.Device()].slots.SetOwner(p.Offset(), h)
+	t.mu.Unlock()
+}
+
+// class is the size of a slot.
+func (t *tier) class(p block.Place) int64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.devs[p.Device()].slots.Class(p.Offset())
+}
+
+// inVain ends a pass of the evictor that freed nothing.
+func (t *tier) inVain() {
+	t.mu.Lock()
+	t.mu.futile++
+	t.mu.want = 0
+	t.roomLocked()
+	t.mu.Unlock()
+}
+
+// pressure says how many bytes have to go now (0: none), and the slot size that
+// somebody waits for although there would be bytes enough (0: none).
+func (t *tier) pressure(evicting bool) (need, starving int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	limit := t.high
+	if evicting {
+		limit = t.low
+	}
+	if t.mu.used > limit {
+		need = t.mu.used - t.low
+	}
+	if t.mu.want > 0 {
+		for _, d := range t.devs {
+			if d.slots.CanAlloc(t.mu.want) {
+				t.mu.want = 0
+				return need, 0
+			}
+		}
+		starving = t.mu.want
+	}
+	return need, starving
+}
+
+// slot is the memory of a slot of G2, header block included.
+func (t *tier) slot(p block.Place, n int64) []byte {
+	return t.devs[p.Device()].mem.Slice(p.Offset(), n)
+}
+
+// usedBytes is what slots take now.
+func (t *tier) usedBytes() int64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.mu.used
+}
