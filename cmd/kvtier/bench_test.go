@@ -1,0 +1,206 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/fstest"
+)
+
+// asProgram makes the test binary behave as kvtier, for tests that start it as
+// a process of its own.
+const asProgram = "KVTIER_TEST_AS_PROGRAM"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+// tinyScale measures so little that only the rows' shape is worth looking at.
+func tinyScale() benchScale {
+	return benchScale{
+		pairs: 1, payload: 64 << 10, blocks: 8, records: 2500,
+		tableBlocks: 1500, lookups: 2, calls: 3,
+		restartBlocks: 300, restartDRAM: "32MiB",
+	}
+}
+
+func TestBenchRows(t *testing.T) {
+	t.Setenv(asProgram, "1") // for the daemons of restart
+	type want struct {
+		name, unit string
+		limited    bool
+	}
+	for target, wants := range map[string][]want{
+		"dram": {
+			{"dram.put.1MiB", "GB/s", true},
+			{"dram.get.1MiB", "GB/s", true},
+			{"dram.get_verified.1MiB", "GB/s", true},
+		},
+		"nvme": {
+			{"nvme.write.1MiB.d8", "GB/s", true},
+			{"nvme.put_durable.1MiB.d8", "GB/s", true},
+			{"nvme.read.1MiB.d1", "GB/s", true},
+			{"nvme.read.1MiB.d8", "GB/s", true},
+		},
+		"catalog": {{"catalog.insert", "k/s", true}},
+		"match":   {{"match.inproc.256", "ns", false}},
+		"grpc":    {{"grpc.match.256", "us", true}},
+		"restart": {{"restart.1M", "s", false}, {"memory.resident", "bytes", false}},
+	} {
+		t.Run(target, func(t *testing.T) {
+			targets, err := chooseTargets([]string{target})
+			if err != nil {
+				t.Fatal(err)
+			}
+			dir := t.TempDir()
+			rows, err := runBench(t.Context(), targets, dir, tinyScale(), &bytes.Buffer{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			data, err := json.Marshal(rows)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []map[string]any
+			if err := json.Unmarshal(data, &got); err != nil {
+				t.Fatal(err)
+			}
+			if len(got) != len(wants) {
+				t.Fatalf("rows %s, want %d", data, len(wants))
+			}
+			for i, w := range wants {
+				r := got[i]
+				if len(r) != 5 || r["name"] != w.name || r["unit"] != w.unit {
+					t.Errorf("row %v, want name %s, value, unit %s, limit and ratio", r, w.name, w.unit)
+				}
+				value, isNumber := r["value"].(float64)
+				if target != "restart" && !(value > 0) || !isNumber {
+					t.Errorf("%s: value %v", w.name, r["value"])
+				}
+				for _, k := range []string{"limit", "ratio"} {
+					v, isNumber := r[k].(float64)
+					if isNumber != w.limited || w.limited && !(v > 0) || !w.limited && r[k] != nil {
+						t.Errorf("%s: %s is %v", w.name, k, r[k])
+					}
+				}
+			}
+			if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+				t.Errorf("left behind: %v, %v", left, err)
+			}
+		})
+	}
+}
+
+func TestBenchCleansUpWhenItIsInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	interrupt := benchTarget{"interrupt", func(ctx context.Context, b *bench) error {
+		if err := os.WriteFile(filepath.Join(b.dir, "file"), nil, 0o600); err != nil {
+			return err
+		}
+		cancel()
+		return b.compare(ctx, "x", "s", 1, func(context.Context) (float64, error) { return 1, nil }, nil)
+	}}
+	dir := t.TempDir()
+	if rows, err := runBench(ctx, []benchTarget{interrupt}, dir, tinyScale(), &bytes.Buffer{}); err == nil {
+		t.Errorf("no error, rows %v", rows)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+func TestBenchComparesByTurns(t *testing.T) {
+	b := &bench{benchScale: benchScale{warmups: 2}, out: &bytes.Buffer{}}
+	var turns []string
+	figures := func(name string, v ...float64) pass {
+		return func(context.Context) (float64, error) {
+			turns = append(turns, name)
+			f := v[0]
+			v = v[1:]
+			return f, nil
+		}
+	}
+	// Warm-ups 100 and 200 do not count. Ratios: 0.5, 2, 0.8.
+	err := b.compare(t.Context(), "x", "GB/s", 3, figures("v", 100, 200, 1, 8, 4), figures("l", 1, 1, 2, 4, 5))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Join(turns, ""); got != "vllvvllvvl" {
+		t.Errorf("turns %s", got)
+	}
+	if r := b.rows[0]; r.Value != 4 || *r.Limit != 4 || *r.Ratio != 0.8 {
+		t.Errorf("row %v, limit %v, ratio %v, want the medians 4, 4 and 0.8", r, *r.Limit, *r.Ratio)
+	}
+}
+
+func TestBenchArguments(t *testing.T) {
+	for _, tt := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"bench"}, "requires at least 1 arg"},
+		{[]string{"bench", "disk"}, `target "disk": want dram, nvme, catalog, match, grpc, restart or all`},
+		{[]string{"bench", "dram", "--pairs", "6"}, "--pairs 6: want at least 7"},
+	} {
+		var stdout, stderr bytes.Buffer
+		if code := run(t.Context(), tt.args, nil, &stdout, &stderr); code != exitUsage || !strings.Contains(stderr.String(), tt.want) {
+			t.Errorf("%v: exit %d, %s, want %q", tt.args, code, stderr.String(), tt.want)
+		}
+	}
+	all, err := chooseTargets([]string{"grpc", "all"})
+	if err != nil || len(all) != len(benchTargets()) {
+		t.Errorf("all: %d targets, %v", len(all), err)
+	}
+	some, err := chooseTargets([]string{"grpc", "dram", "grpc"})
+	if err != nil || len(some) != 2 || some[0].name != "dram" {
+		t.Errorf("two: %d targets, %v", len(some), err)
+	}
+}
+
+func TestBenchWarnsOfLoad(t *testing.T) {
+	for load, want := range map[string]bool{"0.00 1 1 1/2 3\n": false, "999.5 1 1 1/2 3\n": true} {
+		var out bytes.Buffer
+		b := &bench{out: &out}
+		b.warnIfBusy(fstest.MapFS{"proc/loadavg": {Data: []byte(load)}})
+		if got := strings.Contains(out.String(), "busy"); got != want {
+			t.Errorf("load %q: %q", load, out.String())
+		}
+	}
+}
+
+func TestMedian(t *testing.T) {
+	for _, tt := range []struct {
+		in   []float64
+		want float64
+	}{
+		{[]float64{3}, 3},
+		{[]float64{3, 1}, 2},
+		{[]float64{9, 1, 5}, 5},
+	} {
+		if got := median(slices.Clone(tt.in)); got != tt.want {
+			t.Errorf("median(%v) = %v, want %v", tt.in, got, tt.want)
+		}
+	}
+}
+
+func TestNumberAfter(t *testing.T) {
+	const page = "# HELP a_bytes x\na_bytes 1.5e+03\nb: 12 kB\nc x\n"
+	for text, want := range map[string]int64{"\na_bytes ": 1500, "\nb:": 12} {
+		if got, err := numberAfter(page, text); got != want || err != nil {
+			t.Errorf("after %q: %d, %v, want %d", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"\nc ", "\nd "} {
+		if got, err := numberAfter(page, text); err == nil {
+			t.Errorf("after %q: %d, want an error", text, got)
+		}
+	}
+}

@@ -1,0 +1,134 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvtier/kvtier/api"
+	"github.com/kvtier/kvtier/index/block"
+)
+
+// matchFlags are the flags of match.
+type matchFlags struct {
+	clientFlags
+	namespace string
+	all       bool
+	lease     time.Duration
+}
+
+// matchOutput is what match prints as JSON.
+type matchOutput struct {
+	Prefix int            `json:"prefix"` // keys from the first one on that are resident without a gap
+	Blocks []matchedBlock `json:"blocks"`
+	Lease  *matchLease    `json:"lease,omitempty"`
+}
+
+type matchedBlock struct {
+	Hash  string `json:"hash"`
+	State string `json:"state"`          // absent, pending or resident
+	Tier  string `json:"tier,omitempty"` // nearest that has it
+	Bytes uint32 `json:"bytes,omitempty"`
+}
+
+type matchLease struct {
+	ID     uint64 `json:"id"`
+	LeftMS int64  `json:"left_ms"`
+	Blocks int    `json:"blocks"`
+}
+
+func newMatchCmd() *cobra.Command {
+	f := &matchFlags{}
+	c := &cobra.Command{
+		Use:   "match HASH...",
+		Short: "Find the longest prefix of a sequence that is resident",
+		Long: `Look up the blocks of a sequence, root first, without touching a device, and
+print how many from the first on are resident without a gap. It stops at the
+first block that is not resident unless told to look up all.
+
+A lease ends with the connection, so the one that this command takes ends with
+it; it shows whether the blocks could be held.`,
+		Args: cobra.MinimumNArgs(1),
+	}
+	f.add(c, "print one JSON object")
+	namespaceFlag(c, &f.namespace)
+	c.Flags().BoolVar(&f.all, "all", false, "look up every block")
+	c.Flags().DurationVar(&f.lease, "lease", 0, "lease the resident blocks for so long")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		return f.run(c.Context(), args, c.OutOrStdout())
+	}
+	return c
+}
+
+func (f *matchFlags) run(ctx context.Context, args []string, stdout io.Writer) error {
+	hashes, hashLen, err := parseHashes(args)
+	if err != nil {
+		return err
+	}
+	if f.lease < 0 {
+		return usageErrorf("--lease %v: want 0 or more", f.lease)
+	}
+	return f.connect(ctx, func(client *api.Client) error {
+		ns, err := f.findNamespace(ctx, client, f.namespace, hashLen)
+		if err != nil {
+			return err
+		}
+		ctx, cancel := f.call(ctx)
+		defer cancel()
+		res, err := client.Match(ctx, ns, hashes, block.MatchOptions{All: f.all, Lease: f.lease, Quiet: true})
+		if err != nil {
+			return err
+		}
+		out := matchOutput{Prefix: res.Prefix, Blocks: []matchedBlock{}}
+		for i, b := range res.Blocks {
+			m := matchedBlock{Hash: hashes[i].Hex(hashLen), State: stateName(b.State)}
+			if b.State == block.Resident {
+				m.Tier, m.Bytes = b.Tier.String(), b.Len
+			}
+			out.Blocks = append(out.Blocks, m)
+		}
+		if res.Lease.ID != 0 {
+			out.Lease = &matchLease{ID: res.Lease.ID, LeftMS: res.Lease.Left.Milliseconds(), Blocks: res.Lease.Count}
+		}
+		if f.json {
+			return writeJSON(stdout, out)
+		}
+		return out.print(stdout, len(hashes))
+	})
+}
+
+func (m *matchOutput) print(w io.Writer, asked int) error {
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(tw, "HASH\tSTATE\tTIER\tBYTES")
+	for _, b := range m.Blocks {
+		if b.Tier == "" {
+			fmt.Fprintf(tw, "%s\t%s\t-\t-\n", b.Hash, b.State)
+			continue
+		}
+		fmt.Fprintf(tw, "%s\t%s\t%s\t%d\n", b.Hash, b.State, b.Tier, b.Bytes)
+	}
+	if err := tw.Flush(); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(w, "prefix %d of %d\n", m.Prefix, asked)
+	if err == nil && m.Lease != nil {
+		_, err = fmt.Fprintf(w, "lease %d: %d blocks for %v\n", m.Lease.ID, m.Lease.Blocks, time.Duration(m.Lease.LeftMS)*time.Millisecond)
+	}
+	return err
+}
+
+func stateName(s block.State) string {
+	switch s {
+	case block.Absent:
+		return "absent"
+	case block.Pending:
+		return "pending"
+	case block.Resident:
+		return "resident"
+	}
+	return fmt.Sprintf("state(%d)", s)
+}

@@ -1,0 +1,165 @@
+package main
+
+import (
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	"github.com/prometheus/common/expfmt"
+
+	"github.com/kvtier/kvtier/backends/posix"
+	"github.com/kvtier/kvtier/index"
+	"github.com/kvtier/kvtier/index/block"
+	"github.com/kvtier/kvtier/xfer"
+)
+
+// aSnapshot has every part filled in.
+func aSnapshot() storeSnapshot {
+	return storeSnapshot{
+		stats:   aStats(),
+		catalog: index.CatalogMetrics{DiskBytes: 1 << 20, WALSyncs: 3, WALSyncTime: 1500 * time.Millisecond},
+		ready:   true,
+	}
+}
+
+func aStats() block.Stats {
+	return block.Stats{
+		Uptime:     90 * time.Second,
+		Namespaces: 2,
+		Blocks:     30,
+		Tiers: []block.TierStats{
+			{
+				Tier: block.G2, Capacity: 1 << 30, Used: 1 << 20, Blocks: 10, Hits: 7, Evictions: 3,
+				Devices: []block.DeviceStats{{Path: "memory", Bytes: 1 << 30, PageBytes: 2 << 20, Locked: 1 << 29, State: "healthy"}},
+			},
+			{
+				Tier: block.G3, Capacity: 4 << 30, BytesIn: 99,
+				Devices: []block.DeviceStats{
+					{Path: "/a", ID: "0a", Bytes: 2 << 30, FreeOnFS: 5, Engine: "io_uring", State: "healthy"},
+					{Path: "/b", ID: "0b", Bytes: 2 << 30, Engine: "io_uring", State: "write: input/output error"},
+				},
+			},
+		},
+		Misses:    map[string]int64{"absent": 5, "corrupt": 1},
+		Removed:   map[string]int64{"evicted": 4},
+		Conflicts: 1, Corrupt: 1, Leases: 2, Reservations: 3, Watchers: 1, EventsLost: 8, TableBytes: 1 << 20,
+		Prefetch: block.PrefetchStats{Queued: 4, Done: 2, Dropped: 1, Cancelled: 1},
+	}
+}
+
+func someXferStats() xfer.Stats {
+	return xfer.Stats{Requests: 5, InFlight: 2, PostWaits: 1, Backends: []xfer.BackendStats{
+		{Name: "mem", Regions: 1, RegisteredBytes: 1 << 30, Transfers: 10, Descs: 20, BytesRead: 7, BytesWritten: 8},
+		{Name: "posix", Regions: 2, Transfers: 3, Failed: 2, Canceled: 1},
+	}}
+}
+
+func somePosixStats() posix.Stats {
+	return posix.Stats{Engine: "goroutines", Note: "no io_uring", Reads: 1, Writes: 2, Joined: 3, Waits: 4, RegisteredBytes: 5}
+}
+
+// The names and helps pass Prometheus' own linter.
+func TestMetricsLint(t *testing.T) {
+	reg := newRegistry(newStoreCollector(func() (storeSnapshot, bool) { return aSnapshot(), true }), newXferCollector(someXferStats, somePosixStats))
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	problems, err := promlint.NewWithMetricFamilies(families).Lint()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		t.Errorf("%s: %s", p.Metric, p.Text)
+	}
+}
+
+// The store's metrics are those of the golden file: a name that changes breaks
+// dashboards.
+func TestMetricsGolden(t *testing.T) {
+	reg := newRegistry(newStoreCollector(func() (storeSnapshot, bool) { return aSnapshot(), true }), newXferCollector(someXferStats, somePosixStats))
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got strings.Builder
+	for _, f := range families {
+		if !strings.HasPrefix(f.GetName(), "kvtier_") || f.GetName() == "kvtier_build_info" {
+			continue
+		}
+		if _, err := expfmt.MetricFamilyToText(&got, f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const golden = "testdata/metrics.golden"
+	if os.Getenv("KVTIER_UPDATE") != "" {
+		write(t, golden, got.String())
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.String() != string(want) {
+		t.Errorf("differs from %s (KVTIER_UPDATE=1 writes it anew):\n%s", golden, &got)
+	}
+}
+
+func TestMonitor(t *testing.T) {
+	open := false
+	reg := newRegistry(newStoreCollector(func() (storeSnapshot, bool) {
+		if !open {
+			return storeSnapshot{}, false
+		}
+		return aSnapshot(), true
+	}))
+	notYet := errors.New("opening the store")
+	ready := func() error {
+		if open {
+			return nil
+		}
+		return notYet
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := slog.New(slog.DiscardHandler)
+	m := startMonitor(l, monitorHandler(reg, log, ready), log)
+	t.Cleanup(func() {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	get := func(path string, status int, want string) {
+		t.Helper()
+		resp, err := http.Get("http://" + l.Addr().String() + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		body, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if resp.StatusCode != status || !strings.Contains(string(body), want) {
+			t.Errorf("%s: status %d, want %d with %q in\n%s", path, resp.StatusCode, status, want, body)
+		}
+	}
+	get("/healthz", 200, "ok")
+	get("/readyz", 503, notYet.Error())
+	get("/metrics", 200, "kvtier_ready 0\n")
+	open = true
+	get("/readyz", 200, "ready")
+	get("/metrics", 200, "kvtier_ready 1\n")
+	get("/metrics", 200, `kvtier_tier_hits_total{tier="g2"} 7`)
+	get("/metrics", 200, "go_goroutines ")
+	get("/debug/pprof/", 200, "goroutine")
+	get("/", 404, "")
+}

@@ -1,0 +1,163 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"time"
+
+	"github.com/kvtier/kvtier/api"
+	"github.com/kvtier/kvtier/index/block"
+	"github.com/kvtier/kvtier/policy/trace"
+)
+
+// check reads every block of the trace that the daemon lists, and prints the
+// report, also of a check that ended early.
+func (f *replayFlags) check(ctx context.Context, path string, stdout, stderr io.Writer) error {
+	if err := f.validate(); err != nil {
+		return err
+	}
+	keys, err := f.traceKeys(path)
+	if err != nil {
+		return err
+	}
+	var acked map[block.Hash]struct{}
+	if f.journal != "" {
+		if acked, err = readJournal(f.journal); err != nil {
+			return err
+		}
+	}
+	return f.connect(ctx, func(client *api.Client) error {
+		ns, err := f.findNamespace(ctx, client, f.namespace, traceHashBytes)
+		if err != nil {
+			return err
+		}
+		if f.blockBytes != 0 && ns.Desc.BlockBytes != f.blockBytes {
+			return &block.Mismatch{
+				Name: f.namespace, Field: "block_bytes", Have: fmt.Sprint(ns.Desc.BlockBytes), Want: fmt.Sprint(f.blockBytes),
+			}
+		}
+		ck := &checker{client: client, ns: ns, timeout: f.timeout, keys: keys, gone: maps.Clone(acked), report: newCheckReport()}
+		rep := ck.report
+		rep.TraceKeys = int64(len(keys))
+		start := time.Now()
+		runErr := ck.run(ctx, start, newProgress(stderr))
+		rep.Seconds = time.Since(start).Seconds()
+		if acked != nil {
+			all, gone := int64(len(acked)), int64(len(ck.gone))
+			rep.Acknowledged, rep.AcknowledgedGone = &all, &gone
+		}
+		if runErr != nil {
+			rep.Errors++
+			rep.Error = runErr.Error()
+		}
+		if f.json {
+			err = writeJSONLine(stdout, rep)
+		} else {
+			err = rep.print(stdout)
+		}
+		switch {
+		case err != nil:
+			return err
+		case runErr != nil:
+			return fmt.Errorf("check %s: ended after %d listed blocks: %w", path, rep.Listed, runErr)
+		case rep.WrongBytes > 0:
+			return fmt.Errorf("check %s: %d wrong bytes", path, rep.WrongBytes)
+		}
+		return nil
+	})
+}
+
+// traceKeys collects the hashes of the trace's blocks.
+func (f *replayFlags) traceKeys(path string) (map[block.Hash]struct{}, error) {
+	tr, err := trace.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer tr.Close()
+	keys := make(map[block.Hash]struct{})
+	for n := int64(0); f.limit == 0 || n < f.limit; n++ {
+		req, err := tr.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, id := range req.HashIDs {
+			keys[traceHash(id)] = struct{}{}
+		}
+	}
+	return keys, nil
+}
+
+// checker reads what a daemon lists. One goroutine uses it.
+type checker struct {
+	client  *api.Client
+	ns      block.Namespace
+	timeout time.Duration // of one call
+	keys    map[block.Hash]struct{}
+	gone    map[block.Hash]struct{} // of a journal, those not seen yet
+	report  *checkReport
+}
+
+// run reads page by page, so that little can leave the store between the
+// listing and the reading of a block.
+func (c *checker) run(ctx context.Context, start time.Time, p *progress) error {
+	defer p.done()
+	cursor := ""
+	for first := true; first || cursor != ""; first = false {
+		lctx, cancel := context.WithTimeout(ctx, c.timeout)
+		entries, next, err := c.client.List(lctx, c.ns, cursor, listPage)
+		cancel()
+		if err != nil {
+			return err
+		}
+		cursor = next
+		want, lengths := make([]block.Wanted, 0, len(entries)), make([]int, 0, len(entries))
+		longest := int64(1)
+		for _, e := range entries {
+			if _, ok := c.keys[e.Hash]; !ok {
+				c.report.Foreign++
+				continue
+			}
+			c.report.Listed++
+			want, lengths = append(want, block.Wanted{Hash: e.Hash}), append(lengths, int(e.Len))
+			longest = max(longest, int64(e.Len))
+		}
+		size := batchBlocks(longest)
+		for at := 0; at < len(want); at += size {
+			end := min(at+size, len(want))
+			if err := c.read(ctx, want[at:end], lengths[at:end]); err != nil {
+				return err
+			}
+			p.update(func() string { return c.report.progressLine(time.Since(start)) })
+		}
+	}
+	return nil
+}
+
+// read gets blocks and checks their bytes. It leaves them in the tier where they
+// are and tells no policy, so that the check changes nothing.
+func (c *checker) read(ctx context.Context, want []block.Wanted, lengths []int) error {
+	gctx, cancel := context.WithTimeout(ctx, c.timeout)
+	defer cancel()
+	rep := c.report
+	return c.client.Get(gctx, c.ns, want, block.GetOptions{NoPromote: true, Quiet: true, Verify: true}, func(i int, p block.Payload) error {
+		if p.Reason != block.Hit {
+			rep.Missed++
+			rep.MissReasons[p.Reason.String()]++
+			return nil
+		}
+		rep.HitsByTier[p.Tier.String()]++
+		rep.BytesGot += int64(len(p.Bytes))
+		wrong := wrongLength(len(p.Bytes), lengths[i]) + wrongPattern(p.Bytes, want[i].Hash)
+		if rep.WrongBytes += wrong; wrong == 0 {
+			rep.Present++
+			delete(c.gone, want[i].Hash)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,175 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+// replayReport is what replay prints at its end. Scripts rely on the names up to
+// Seconds; the others explain them.
+type replayReport struct {
+	Requests      int64            `json:"requests"`
+	BlockRefs     int64            `json:"block_refs"`      // hashes in those requests
+	PrefixHitRate float64          `json:"prefix_hit_rate"` // of the hashes, those resident with all before them
+	HitRate       float64          `json:"hit_rate"`        // of the hashes, those resident
+	BytesPut      int64            `json:"bytes_put"`       // payload of blocks that were stored
+	BytesGot      int64            `json:"bytes_got"`
+	WrongBytes    int64            `json:"wrong_bytes"` // needs --verify
+	Refused       int64            `json:"refused"`     // blocks for which there was no room at the first try
+	Errors        int64            `json:"errors"`      // blocks not put, and calls that failed
+	HitsByTier    map[string]int64 `json:"hits_by_tier"`
+	Evictions     int64            `json:"evictions"` // by the server meanwhile, over all tiers
+	Seconds       float64          `json:"seconds"`
+
+	Durable         string           `json:"durable"`
+	BlockBytes      int64            `json:"block_bytes"`
+	PrefixHits      int64            `json:"prefix_hits"`
+	Hits            int64            `json:"hits"`
+	Gets            int64            `json:"gets"`         // blocks asked for
+	Missed          int64            `json:"missed"`       // of those, blocks that were gone since the match
+	MissReasons     map[string]int64 `json:"miss_reasons"` // of Missed
+	Puts            int64            `json:"puts"`         // blocks sent
+	Existed         int64            `json:"existed"`      // of those, blocks that were there when they came
+	Conflicts       int64            `json:"conflicts"`    // of Errors, blocks there with other bytes
+	Retries         int64            `json:"retries"`      // tries after refusals
+	EvictionsByTier map[string]int64 `json:"evictions_by_tier"`
+	LagSeconds      float64          `json:"lag_seconds"`     // most that a request began behind its time
+	Error           string           `json:"error,omitempty"` // why the replay ended early
+}
+
+func newReplayReport() *replayReport {
+	return &replayReport{
+		HitsByTier:      make(map[string]int64),
+		MissReasons:     make(map[string]int64),
+		EvictionsByTier: make(map[string]int64),
+	}
+}
+
+// rates fills in the shares from the counts.
+func (r *replayReport) rates() {
+	if r.BlockRefs > 0 {
+		r.PrefixHitRate = float64(r.PrefixHits) / float64(r.BlockRefs)
+		r.HitRate = float64(r.Hits) / float64(r.BlockRefs)
+	}
+}
+
+// countEvictions fills in what the daemon's counters have grown by.
+func (r *replayReport) countEvictions(before, after map[string]int64) {
+	for tier, n := range after {
+		r.EvictionsByTier[tier] = n - before[tier]
+		r.Evictions += n - before[tier]
+	}
+}
+
+// progressLine says how far a replay is.
+func (r *replayReport) progressLine(since time.Duration) string {
+	return fmt.Sprintf("%d requests, %d blocks, %d hits, %s put, %s got, %d refused, %d wrong bytes, %.0f s",
+		r.Requests, r.BlockRefs, r.Hits, FormatSizeShort(r.BytesPut), FormatSizeShort(r.BytesGot), r.Refused, r.WrongBytes, since.Seconds())
+}
+
+// print writes the report for people.
+func (r *replayReport) print(w io.Writer) error {
+	return printTable(w, [][2]string{
+		{"requests", fmt.Sprint(r.Requests)},
+		{"block refs", fmt.Sprint(r.BlockRefs)},
+		{"prefix hits", fmt.Sprintf("%d (rate %.4f)", r.PrefixHits, r.PrefixHitRate)},
+		{"hits", fmt.Sprintf("%d (rate %.4f)%s", r.Hits, r.HitRate, countsIn(r.HitsByTier))},
+		{"got", fmt.Sprintf("%s in %d blocks", FormatSizeShort(r.BytesGot), r.Gets-r.Missed)},
+		{"gone since match", fmt.Sprintf("%d%s", r.Missed, countsIn(r.MissReasons))},
+		{"put", fmt.Sprintf("%s in %d blocks, %d existed", FormatSizeShort(r.BytesPut), r.Puts, r.Existed)},
+		{"refused", fmt.Sprintf("%d, %d retries", r.Refused, r.Retries)},
+		{"evictions", fmt.Sprintf("%d%s", r.Evictions, countsIn(r.EvictionsByTier))},
+		{"wrong bytes", fmt.Sprint(r.WrongBytes)},
+		{"errors", fmt.Sprintf("%d, %d conflicts", r.Errors, r.Conflicts)},
+		{"seconds", fmt.Sprintf("%.2f (%s/s moved)", r.Seconds, perSecond(r.BytesGot+r.BytesPut, r.Seconds))},
+	})
+}
+
+// checkReport is what replay --check-only prints at its end.
+type checkReport struct {
+	Listed     int64   `json:"listed"`  // keys of the trace that the server lists
+	Present    int64   `json:"present"` // returned with the right bytes
+	Missed     int64   `json:"missed"`  // listed, yet not returned
+	WrongBytes int64   `json:"wrong_bytes"`
+	Errors     int64   `json:"errors"`
+	Seconds    float64 `json:"seconds"`
+
+	TraceKeys   int64            `json:"trace_keys"` // unique block ids in the trace
+	Foreign     int64            `json:"foreign"`    // listed keys that are not the trace's, not read
+	BytesGot    int64            `json:"bytes_got"`
+	MissReasons map[string]int64 `json:"miss_reasons"`
+	HitsByTier  map[string]int64 `json:"hits_by_tier"`
+	Error       string           `json:"error,omitempty"` // why the check ended early
+
+	// With a journal.
+	Acknowledged     *int64 `json:"acknowledged,omitempty"`      // its blocks
+	AcknowledgedGone *int64 `json:"acknowledged_gone,omitempty"` // of those, not present
+}
+
+func newCheckReport() *checkReport {
+	return &checkReport{HitsByTier: make(map[string]int64), MissReasons: make(map[string]int64)}
+}
+
+// progressLine says how far a check is.
+func (r *checkReport) progressLine(since time.Duration) string {
+	return fmt.Sprintf("%d listed of %d in the trace, %d present, %d missed, %d wrong bytes, %.0f s",
+		r.Listed, r.TraceKeys, r.Present, r.Missed, r.WrongBytes, since.Seconds())
+}
+
+// print writes the report for people.
+func (r *checkReport) print(w io.Writer) error {
+	rows := [][2]string{
+		{"trace keys", fmt.Sprint(r.TraceKeys)},
+		{"listed", fmt.Sprintf("%d, %d foreign", r.Listed, r.Foreign)},
+		{"present", fmt.Sprintf("%d%s", r.Present, countsIn(r.HitsByTier))},
+		{"missed", fmt.Sprintf("%d%s", r.Missed, countsIn(r.MissReasons))},
+		{"wrong bytes", fmt.Sprint(r.WrongBytes)},
+		{"errors", fmt.Sprint(r.Errors)},
+		{"seconds", fmt.Sprintf("%.2f (%s/s read)", r.Seconds, perSecond(r.BytesGot, r.Seconds))},
+	}
+	if r.Acknowledged != nil {
+		rows = append(rows, [2]string{"acknowledged", fmt.Sprintf("%d, %d gone", *r.Acknowledged, *r.AcknowledgedGone)})
+	}
+	return printTable(w, rows)
+}
+
+func perSecond(n int64, seconds float64) string {
+	if seconds <= 0 {
+		return "-"
+	}
+	return FormatSizeShort(int64(float64(n) / seconds))
+}
+
+// countsIn writes the counts of a map that are not zero, in the order of their
+// names: " (g2 5, g3 7)".
+func countsIn(m map[string]int64) string {
+	var names []string
+	for name, n := range m {
+		if n != 0 {
+			names = append(names, name)
+		}
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	slices.Sort(names)
+	for i, name := range names {
+		names[i] = fmt.Sprintf("%s %d", name, m[name])
+	}
+	return " (" + strings.Join(names, ", ") + ")"
+}
+
+// printTable writes names and values in two columns.
+func printTable(w io.Writer, rows [][2]string) error {
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, row := range rows {
+		if _, err := fmt.Fprintf(tw, "%s\t%s\n", row[0], row[1]); err != nil {
+			return err
+		}
+	}
+	return tw.Flush()
+}

@@ -1,0 +1,319 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/kvtier/kvtier/policy"
+)
+
+// serveFlags are the flags of serve, which are the keys of its configuration
+// file too.
+type serveFlags struct {
+	config       string
+	printConfig  bool
+	data         string
+	listen       []string
+	dram         int64
+	nvme         []string
+	high, low    float64
+	policy       string
+	grace        time.Duration
+	prefetch     int64
+	drainTimeout time.Duration
+	metrics      string
+	tlsCert      string
+	tlsKey       string
+	tlsClientCA  string
+	tokenFile    string
+	insecure     bool
+	posixEngine  string
+	logLevel     string
+	logFormat    string
+}
+
+// tokenEnv is the environment variable that holds the token: an argument would
+// show in the list of processes.
+const tokenEnv = "KVTIER_TOKEN"
+
+// noNVMe is the value of --nvme that serves from DRAM only.
+const noNVMe = "none"
+
+func (f *serveFlags) add(fs *pflag.FlagSet) {
+	fs.SortFlags = false
+	fs.StringVar(&f.config, "config", "", "configuration `file` (YAML, keys are the names of these flags; flags win)")
+	fs.BoolVar(&f.printConfig, "print-config", false, "print the configuration that would be used, and end")
+	fs.StringVar(&f.data, "data", "", "data `directory` (default $XDG_DATA_HOME/kvtier or ~/.local/share/kvtier)")
+	f.listen = []string{"127.0.0.1:7070"}
+	fs.Var(&listValue{p: &f.listen, kind: "address", check: checkEndpoint}, "listen", "HOST:PORT or unix:PATH to listen on; repeatable")
+	f.dram = autoSize
+	fs.Var(&sizeValue{n: &f.dram, auto: true}, "dram", "size of the DRAM tier; auto is a quarter of the free memory")
+	fs.Var(&listValue{p: &f.nvme, kind: "path=size", check: checkSlab}, "nvme",
+		"slab of the NVMe tier, a file (made when absent) or a block device; repeatable; the word none serves from DRAM only\n(default: those that the data directory records, else a file in it)")
+	shareVar(fs, &f.high, "high", 0.98, "used share of a tier above which it evicts")
+	shareVar(fs, &f.low, "low", 0.96, "used share of a tier down to which it evicts")
+	enumVar(fs, &f.policy, "policy", "lru-leaf", "which blocks leave a tier first: "+strings.Join(policy.Names(), ", "), policy.Names()...)
+	fs.DurationVar(&f.grace, "grace", time.Second, "time for which a block just committed is not dropped")
+	sizeVar(fs, &f.prefetch, "prefetch-bytes", 256<<20, "most bytes that prefetches may have under way")
+	fs.DurationVar(&f.drainTimeout, "drain-timeout", 30*time.Second, "time at shutdown to bring blocks from DRAM down to NVMe")
+	fs.Var(&addrValue{&f.metrics}, "metrics", "HOST:PORT to serve Prometheus metrics, health and pprof on (default off)")
+	fs.StringVar(&f.tlsCert, "tls-cert", "", "certificate `file` (PEM); with --tls-key")
+	fs.StringVar(&f.tlsKey, "tls-key", "", "private key `file` (PEM)")
+	fs.StringVar(&f.tlsClientCA, "tls-client-ca", "", "`file` of certificates (PEM) of which one must have signed a client's")
+	fs.StringVar(&f.tokenFile, "token-file", "", "`file` with the token that clients must give (or set "+tokenEnv+")")
+	fs.BoolVar(&f.insecure, "insecure", false, "allow addresses that other machines reach without TLS and a token")
+	enumVar(fs, &f.posixEngine, "posix-engine", "auto", "how files are read and written: auto, io_uring or goroutines", "auto", "io_uring", "goroutines")
+	enumVar(fs, &f.logLevel, "log-level", "info", "debug, info, warn or error", "debug", "info", "warn", "error")
+	enumVar(fs, &f.logFormat, "log-format", "text", "text or json", "text", "json")
+}
+
+func newServeCmd() *cobra.Command {
+	f := &serveFlags{}
+	c := &cobra.Command{
+		Use:   "serve",
+		Short: "Run the daemon",
+		Long: `Run the daemon. With no flags it keeps its data in a directory of the user's,
+takes a quarter of the free memory for its DRAM tier and a tenth of the free
+space for a slab of its NVMe tier, and listens on 127.0.0.1:7070.
+
+One line "ready ADDR" on standard output says that committed blocks are served.
+Logs go to standard error. SIGTERM or SIGINT stops: blocks that are only in DRAM
+go down to NVMe first, and the exit code is 3 when not all could. A second
+signal kills.`,
+		Example: `  kvtier serve
+  kvtier serve --data /var/lib/kvtier --dram 64GiB --nvme /mnt/nvme0/slab=800GiB
+  kvtier serve --config kvtier.yaml --print-config`,
+		Args: cobra.NoArgs,
+	}
+	f.add(c.Flags())
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		if f.config != "" {
+			if err := loadConfig(f.config, c.Flags()); err != nil {
+				return &exitError{code: exitUsage, err: err}
+			}
+		}
+		p, err := f.plan(c.Context(), hostEnv())
+		if err != nil {
+			return err
+		}
+		if f.printConfig {
+			f.data, f.dram = p.data, p.dram
+			return formatConfig(c.OutOrStdout(), c.Flags(), p.note)
+		}
+		return serve(c.Context(), f, p, c.OutOrStdout(), newLogger(c.ErrOrStderr(), f.logLevel, f.logFormat))
+	}
+	return c
+}
+
+// slab is a slab that a flag names.
+type slab struct {
+	path  string
+	bytes int64
+}
+
+// parseSlab reads PATH=SIZE.
+func parseSlab(s string) (slab, error) {
+	i := strings.LastIndexByte(s, '=')
+	if i < 1 {
+		return slab{}, fmt.Errorf("slab %q: want PATH=SIZE or none", s)
+	}
+	n, err := ParseSize(s[i+1:])
+	if err != nil {
+		return slab{}, fmt.Errorf("slab %q: %w", s, err)
+	}
+	if n == 0 {
+		return slab{}, fmt.Errorf("slab %q: size 0", s)
+	}
+	path, err := filepath.Abs(s[:i])
+	if err != nil {
+		return slab{}, fmt.Errorf("slab %q: %w", s, err)
+	}
+	return slab{path, n}, nil
+}
+
+// checkSlab is parseSlab for a flag's check.
+func checkSlab(s string) error {
+	if s == noNVMe {
+		return nil
+	}
+	_, err := parseSlab(s)
+	return err
+}
+
+// servePlan is what the flags come to on this host.
+type servePlan struct {
+	data        string
+	dram        int64
+	dramFrom    string // why so much, "" when it was given
+	noSlabs     bool
+	slabs       []slab
+	defaultSlab *slab  // for a new data directory
+	slabNote    string // why there is no default slab
+	endpoints   []endpoint
+	metrics     *endpoint
+	security    security
+}
+
+// environment is what plan asks of the host.
+type environment struct {
+	getenv     func(string) string
+	freeMemory func() (n int64, what string, err error)
+	freeSpace  func(dir string) (int64, error)
+}
+
+func hostEnv() environment {
+	return environment{
+		getenv:     os.Getenv,
+		freeMemory: func() (int64, string, error) { return freeMemory(os.DirFS("/")) },
+		freeSpace:  freeSpace,
+	}
+}
+
+// plan checks the flags against each other and chooses what they leave open. It
+// changes nothing on the host.
+func (f *serveFlags) plan(ctx context.Context, env environment) (*servePlan, error) {
+	p := &servePlan{}
+	var err error
+	if p.data, err = filepath.Abs(f.data); err != nil {
+		return nil, usageErrorf("--data %s: %w", f.data, err)
+	}
+	if f.data == "" {
+		p.data = defaultDataDir(env.getenv)
+	}
+	switch {
+	case f.low > f.high:
+		return nil, usageErrorf("--low %v is above --high %v", f.low, f.high)
+	case f.low <= 0:
+		return nil, usageErrorf("--low %v: want more than 0", f.low)
+	case f.grace < 0:
+		return nil, usageErrorf("--grace %v: want 0 or more", f.grace)
+	case f.drainTimeout < 0:
+		return nil, usageErrorf("--drain-timeout %v: want 0 or more", f.drainTimeout)
+	}
+	if err := p.planDRAM(f, env); err != nil {
+		return nil, err
+	}
+	if err := p.planSlabs(f, env); err != nil {
+		return nil, err
+	}
+	if len(f.listen) == 0 {
+		return nil, usageErrorf("--listen: no address")
+	}
+	for _, s := range f.listen {
+		e, err := parseEndpoint(s)
+		if err != nil {
+			return nil, usageErrorf("--listen: %w", err)
+		}
+		p.endpoints = append(p.endpoints, e)
+	}
+	if f.metrics != "" {
+		p.metrics = &endpoint{"tcp", f.metrics}
+	}
+	if p.security, err = loadSecurity(f, env.getenv); err != nil {
+		return nil, err
+	}
+	if err := p.checkReach(ctx, f); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+func (p *servePlan) planDRAM(f *serveFlags, env environment) error {
+	if f.dram != autoSize {
+		if f.dram < minDRAM {
+			return usageErrorf("--dram %s: want at least %s", FormatSize(f.dram), FormatSize(minDRAM))
+		}
+		p.dram = f.dram
+		return nil
+	}
+	free, what, err := env.freeMemory()
+	if err != nil {
+		return fmt.Errorf("%w; give --dram SIZE", err)
+	}
+	if p.dram, err = autoDRAM(free); err != nil {
+		return err
+	}
+	p.dramFrom = fmt.Sprintf("chosen from %s, %s", what, FormatSizeShort(free))
+	return nil
+}
+
+func (p *servePlan) planSlabs(f *serveFlags, env environment) error {
+	seen := map[string]bool{}
+	for _, s := range f.nvme {
+		if s == noNVMe {
+			if len(f.nvme) > 1 {
+				return usageErrorf("--nvme none excludes other --nvme values, have %s", strings.Join(f.nvme, ", "))
+			}
+			p.noSlabs = true
+			return nil
+		}
+		sl, err := parseSlab(s)
+		if err != nil {
+			return usageErrorf("--nvme: %w", err)
+		}
+		if seen[sl.path] {
+			return usageErrorf("--nvme: %s is given twice", sl.path)
+		}
+		seen[sl.path] = true
+		p.slabs = append(p.slabs, sl)
+	}
+	if len(p.slabs) > 0 {
+		return nil
+	}
+	free, err := env.freeSpace(p.data)
+	if err != nil {
+		return fmt.Errorf("find free space for --data: %w", err)
+	}
+	if n := autoSlab(free); n > 0 {
+		p.defaultSlab = &slab{filepath.Join(p.data, "g3.slab"), n}
+	} else {
+		p.slabNote = fmt.Sprintf("the file system of %s has only %s free", p.data, FormatSizeShort(free))
+	}
+	return nil
+}
+
+// checkReach refuses addresses that other machines reach unless they are
+// protected or it is said that they need not be.
+func (p *servePlan) checkReach(ctx context.Context, f *serveFlags) error {
+	if f.insecure {
+		return nil
+	}
+	for _, e := range p.endpoints {
+		if isLoopback(ctx, e) || p.security.tls != nil && p.security.token != "" {
+			continue
+		}
+		var missing []string
+		if p.security.tls == nil {
+			missing = append(missing, "TLS (--tls-cert and --tls-key)")
+		}
+		if p.security.token == "" {
+			missing = append(missing, "a token (--token-file or "+tokenEnv+")")
+		}
+		return usageErrorf("--listen %s: other machines can reach this address; add %s, listen on 127.0.0.1 or unix:PATH, or allow it with --insecure",
+			e, strings.Join(missing, " and "))
+	}
+	if p.metrics != nil && !isLoopback(ctx, *p.metrics) {
+		return usageErrorf("--metrics %s: other machines can reach this address, and it has no protection; use 127.0.0.1, or allow it with --insecure", *p.metrics)
+	}
+	return nil
+}
+
+// note is the comment that --print-config puts behind a key.
+func (p *servePlan) note(name string) string {
+	switch {
+	case name == "dram":
+		return p.dramFrom
+	case name == "nvme" && p.defaultSlab != nil:
+		return fmt.Sprintf("the slabs that the data directory records; when it is new, %s=%s", p.defaultSlab.path, FormatSize(p.defaultSlab.bytes))
+	case name == "nvme" && p.slabNote != "":
+		return "the slabs that the data directory records; none for a new one: " + p.slabNote
+	}
+	return ""
+}

@@ -1,0 +1,122 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"time"
+
+	"github.com/kvtier/kvtier/index/block"
+	"github.com/kvtier/kvtier/tiers"
+)
+
+const (
+	// maxCallDrain is the most that calls under way may take of the drain
+	// timeout, so that the blocks keep the rest of it.
+	maxCallDrain = 5 * time.Second
+	// drainLogEvery is how often a drain tells how far it is.
+	drainLogEvery = time.Second
+)
+
+// serve runs the daemon until ctx ends, and then stops it in order. What it
+// builds depends on what was built before, and is closed in reverse.
+func serve(ctx context.Context, f *serveFlags, p *servePlan, stdout io.Writer, log *slog.Logger) (err error) {
+	closers := &closers{}
+	defer func() { err = errors.Join(err, closers.close()) }()
+
+	// Listening comes first: that an address is taken shows at once, not after a
+	// long recovery. Nothing is answered before the store is there.
+	listeners, err := listenAll(ctx, p.endpoints, closers)
+	if err != nil {
+		return err
+	}
+	agent, files, err := newAgent(f.posixEngine, log)
+	if err != nil {
+		return err
+	}
+	closers.add(agent.Close)
+
+	st := newStatus()
+	if p.metrics != nil {
+		l, err := listen(ctx, *p.metrics)
+		if err != nil {
+			return fmt.Errorf("--metrics: %w", err)
+		}
+		reg := newRegistry(newStoreCollector(st.snapshot), newXferCollector(agent.Stats, files.Stats))
+		closers.add(startMonitor(l, monitorHandler(reg, log, st.ready), log).Close)
+		log.Info("metrics listen", "address", boundTo(l))
+	}
+
+	begin := time.Now()
+	store, err := tiers.Open(ctx, p.options(f, agent, log))
+	if err != nil {
+		if ctx.Err() != nil {
+			log.Info("stopped before the store was open")
+			return nil
+		}
+		return err
+	}
+	closers.add(func() error {
+		st.set(nil, errStopping)
+		return store.Close()
+	})
+	p.logOpened(log, store.Stats(), time.Since(begin))
+	st.set(store, nil)
+
+	servers := newServers(store, p, log)
+	failed := servers.start(listeners)
+	closers.add(servers.close)
+	if _, err := fmt.Fprintf(stdout, "ready %s\n", boundTo(listeners[0])); err != nil {
+		return fmt.Errorf("print ready: %w", err)
+	}
+
+	select {
+	case <-ctx.Done():
+	case err = <-failed:
+		log.Error("a listener failed, stopping", "err", err)
+	}
+	st.set(store, errStopping)
+	return errors.Join(err, stop(store, servers, p, f.drainTimeout, log))
+}
+
+// stop ends the calls under way and brings down what is only in DRAM, both
+// within the timeout.
+func stop(store *tiers.Store, servers *servers, p *servePlan, timeout time.Duration, log *slog.Logger) error {
+	log.Info("stopping", "drain_timeout", timeout)
+	// The command's context has ended already, hence a new one.
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	calls, cancelCalls := context.WithTimeout(ctx, min(maxCallDrain, timeout/4))
+	defer cancelCalls()
+	if err := servers.drain(calls); err != nil {
+		log.Warn("calls were broken off", "err", err)
+	}
+	if p.noSlabs || !hasTier(store.Stats(), block.G3) {
+		log.Info("stopped; there is no NVMe tier, so no block was kept")
+		return nil
+	}
+	last := time.Now()
+	res, err := store.Drain(ctx, func(d tiers.DrainProgress) {
+		if time.Since(last) >= drainLogEvery {
+			last = time.Now()
+			log.Info("draining", "done", d.Done, "total", d.Total, "bytes", d.Bytes)
+		}
+	})
+	switch {
+	case res.Left > 0:
+		why := "there was no room"
+		if ctx.Err() != nil {
+			why = fmt.Sprintf("--drain-timeout %v was over", timeout)
+		}
+		if err != nil {
+			why = err.Error()
+		}
+		return &exitError{code: exitMiss, err: fmt.Errorf("stopped, but %d blocks that were only in DRAM are gone, %d were brought down to NVMe: %s", res.Left, res.Kept, why)}
+	case err != nil:
+		return err
+	}
+	log.Info("stopped", "brought_down", res.Kept, "bytes", res.Bytes)
+	return nil
+}

@@ -1,0 +1,202 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kvtier/kvtier/api"
+	"github.com/kvtier/kvtier/index/block"
+)
+
+// statOutput is what stat prints as JSON. Bytes are in slots, with headers and
+// rounding, unless payload is said; counters are since the daemon's start.
+type statOutput struct {
+	Version       string           `json:"version"`
+	UptimeSeconds float64          `json:"uptime_seconds"`
+	Namespaces    int64            `json:"namespaces"`
+	Blocks        int64            `json:"blocks"`
+	Tiers         []statTier       `json:"tiers"`
+	Misses        map[string]int64 `json:"misses"`  // by reason
+	Removed       map[string]int64 `json:"removed"` // blocks gone for good, by reason
+	Conflicts     int64            `json:"conflicts"`
+	Corrupt       int64            `json:"corrupt"`
+	Leases        int64            `json:"leases"`       // now
+	Reservations  int64            `json:"reservations"` // now
+	Prefetch      statPrefetch     `json:"prefetch"`
+	Watchers      int64            `json:"watchers"` // now
+	EventsLost    int64            `json:"events_lost"`
+	TableBytes    int64            `json:"table_bytes"`
+}
+
+type statTier struct {
+	Tier         string       `json:"tier"`
+	Capacity     int64        `json:"capacity"`
+	Used         int64        `json:"used"`
+	Reserve      int64        `json:"reserve"`
+	Blocks       int64        `json:"blocks"`
+	PayloadBytes int64        `json:"payload_bytes"`
+	High         int64        `json:"high"`
+	Low          int64        `json:"low"`
+	Hits         int64        `json:"hits"`
+	BytesIn      int64        `json:"bytes_in"`
+	BytesOut     int64        `json:"bytes_out"`
+	Evictions    int64        `json:"evictions"`
+	Dropped      int64        `json:"dropped"`
+	Reclaimed    int64        `json:"reclaimed"`
+	Refused      int64        `json:"refused"`
+	QueueDrops   int64        `json:"queue_drops"`
+	Devices      []statDevice `json:"devices"`
+}
+
+type statDevice struct {
+	Path        string `json:"path,omitempty"`
+	ID          string `json:"id,omitempty"`
+	Bytes       int64  `json:"bytes"`
+	FreeOnFS    int64  `json:"free_on_fs,omitempty"`
+	Engine      string `json:"engine,omitempty"`
+	State       string `json:"state"`
+	PageBytes   int64  `json:"page_bytes,omitempty"`
+	LockedBytes int64  `json:"locked_bytes,omitempty"`
+}
+
+type statPrefetch struct {
+	Queued    int64 `json:"queued"`
+	Done      int64 `json:"done"`
+	Dropped   int64 `json:"dropped"`
+	Cancelled int64 `json:"cancelled"`
+}
+
+func describeStats(version string, s block.Stats) statOutput {
+	o := statOutput{
+		Version: version, UptimeSeconds: s.Uptime.Seconds(), Namespaces: s.Namespaces, Blocks: s.Blocks, Tiers: []statTier{},
+		Misses: notNil(s.Misses), Removed: notNil(s.Removed), Conflicts: s.Conflicts, Corrupt: s.Corrupt,
+		Leases: s.Leases, Reservations: s.Reservations, Prefetch: statPrefetch(s.Prefetch),
+		Watchers: s.Watchers, EventsLost: s.EventsLost, TableBytes: s.TableBytes,
+	}
+	for _, t := range s.Tiers {
+		st := statTier{
+			Tier: t.Tier.String(), Capacity: t.Capacity, Used: t.Used, Reserve: t.Reserve, Blocks: t.Blocks, PayloadBytes: t.Payload,
+			High: t.High, Low: t.Low, Hits: t.Hits, BytesIn: t.BytesIn, BytesOut: t.BytesOut, Evictions: t.Evictions,
+			Dropped: t.Dropped, Reclaimed: t.Reclaimed, Refused: t.Refused, QueueDrops: t.QueueDrops, Devices: []statDevice{},
+		}
+		for _, d := range t.Devices {
+			st.Devices = append(st.Devices, statDevice{
+				Path: d.Path, ID: d.ID, Bytes: d.Bytes, FreeOnFS: d.FreeOnFS, Engine: d.Engine, State: d.State, PageBytes: d.PageBytes, LockedBytes: d.Locked,
+			})
+		}
+		o.Tiers = append(o.Tiers, st)
+	}
+	return o
+}
+
+// notNil makes an absent map an empty JSON object.
+func notNil(m map[string]int64) map[string]int64 {
+	if m == nil {
+		return map[string]int64{}
+	}
+	return m
+}
+
+func newStatCmd() *cobra.Command {
+	var f clientFlags
+	c := &cobra.Command{
+		Use:   "stat",
+		Short: "Print the state and counters of a daemon",
+		Args:  cobra.NoArgs,
+	}
+	f.add(c, "print one JSON object")
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		return f.connect(c.Context(), func(client *api.Client) error {
+			ctx, cancel := f.call(c.Context())
+			defer cancel()
+			info, err := client.Ping(ctx)
+			if err != nil {
+				return err
+			}
+			s, err := client.Stats(ctx)
+			if err != nil {
+				return err
+			}
+			o := describeStats(info.Version, s)
+			if f.json {
+				return writeJSON(c.OutOrStdout(), o)
+			}
+			return o.print(c.OutOrStdout())
+		})
+	}
+	return c
+}
+
+func (o *statOutput) print(w io.Writer) error {
+	uptime := time.Duration(o.UptimeSeconds * float64(time.Second)).Round(time.Second)
+	err := printTable(w, [][2]string{
+		{"version", o.Version},
+		{"uptime", uptime.String()},
+		{"blocks", fmt.Sprintf("%d in %d namespaces", o.Blocks, o.Namespaces)},
+		{"table", FormatSizeShort(o.TableBytes)},
+		{"held now", fmt.Sprintf("%d leases, %d reservations, %d watchers", o.Leases, o.Reservations, o.Watchers)},
+		{"prefetch", fmt.Sprintf("%d queued, %d done, %d dropped, %d cancelled", o.Prefetch.Queued, o.Prefetch.Done, o.Prefetch.Dropped, o.Prefetch.Cancelled)},
+		{"misses", fmt.Sprintf("%d%s", total(o.Misses), countsIn(o.Misses))},
+		{"removed", fmt.Sprintf("%d%s", total(o.Removed), countsIn(o.Removed))},
+		{"conflicts", fmt.Sprint(o.Conflicts)},
+		{"corrupt", fmt.Sprint(o.Corrupt)},
+		{"events lost", fmt.Sprint(o.EventsLost)},
+	})
+	if err != nil {
+		return err
+	}
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(tw, "\nTIER\tBLOCKS\tPAYLOAD\tUSED\tCAPACITY\tHITS\tIN\tOUT\tEVICTED\tDROPPED\tREFUSED")
+	for _, t := range o.Tiers {
+		fmt.Fprintf(tw, "%s\t%d\t%s\t%s\t%s\t%d\t%s\t%s\t%d\t%d\t%d\n",
+			t.Tier, t.Blocks, FormatSizeShort(t.PayloadBytes), FormatSizeShort(t.Used), FormatSizeShort(t.Capacity),
+			t.Hits, FormatSizeShort(t.BytesIn), FormatSizeShort(t.BytesOut), t.Evictions, t.Dropped, t.Refused)
+	}
+	if err := tw.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprintln(tw, "\nTIER\tDEVICE\tSIZE\tSTATE\tDETAIL")
+	for _, t := range o.Tiers {
+		for i, d := range t.Devices {
+			name := d.Path
+			if name == "" {
+				name = fmt.Sprint(i)
+			}
+			fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\n", t.Tier, name, FormatSizeShort(d.Bytes), d.State, d.detail())
+		}
+	}
+	return tw.Flush()
+}
+
+// detail says what only some kinds of device have.
+func (d *statDevice) detail() string {
+	var s string
+	add := func(format string, args ...any) {
+		if s != "" {
+			s += ", "
+		}
+		s += fmt.Sprintf(format, args...)
+	}
+	if d.Engine != "" {
+		add("%s", d.Engine)
+	}
+	if d.PageBytes > 0 {
+		add("pages of %s, %s locked", FormatSizeShort(d.PageBytes), FormatSizeShort(d.LockedBytes))
+	}
+	if d.FreeOnFS > 0 {
+		add("%s free on its file system", FormatSizeShort(d.FreeOnFS))
+	}
+	return s
+}
+
+func total(m map[string]int64) int64 {
+	var n int64
+	for _, v := range m {
+		n += v
+	}
+	return n
+}
