@@ -32,7 +32,8 @@ type Store interface {
 
 	// Reserve takes room for a block of n bytes. If the key is there already,
 	// the result says so with Exists, and Existing says what is there; nothing
-	// is reserved. ErrNoSpace when there was no room by the deadline.
+	// is reserved. ErrNoSpace when there is no room and none can be made by the
+	// deadline, or soon.
 	Reserve(ctx context.Context, ns block.NamespaceID, hashLen int, h block.Hash, n int64, o block.PutOptions) (block.Reserved, block.Existing, error)
 	// Fill writes p at off of a reservation, in order and without gaps, so that
 	// the checksum is computed while the bytes are copied. ErrLeaseExpired.

@@ -22,7 +22,7 @@ const (
 	// catalogReserve is what the catalog keeps free for drops and compactions, or
 	// catalogShare of the file system where that is less.
 	catalogReserve = 128 << 20
-	catalogShare   = 20
+	catalogShare   = 4
 	catalogLook    = 200 * time.Millisecond // how old an answer may be
 )
 

@@ -25,10 +25,11 @@ const drainBatch = 64 << 20
 
 // Drain writes the committed blocks that are only in G2 down to G3, so that a
 // stop keeps them, until all are there, ctx ends, or no more fit. What it has
-// brought down, and what is in both tiers, stays there until it ends: room for
-// more is made by evicting what is in G3 only. progress, which may be nil, is called as it goes on. Without
-// a G3 nothing can be kept. The error is nil also when blocks were left; it tells
-// of a failing device.
+// brought down, and what is in both tiers, stays there: room for more is made by
+// evicting what is in G3 only, and G3 is not filled above its high watermark,
+// where its evictor, after a restart, would begin. progress, which may be nil, is
+// called as it goes on. Without a G3 nothing can be kept. The error is nil also
+// when blocks were left; it tells of a failing device.
 func (s *Store) Drain(ctx context.Context, progress func(DrainProgress)) (DrainResult, error) {
 	var hs []block.Handle
 	var kept []block.Handle // a reference is held on each
@@ -38,19 +39,19 @@ func (s *Store) Drain(ctx context.Context, progress func(DrainProgress)) (DrainR
 		}
 	}()
 	s.table.Range(1, func(h block.Handle, e *index.Entry) bool {
-		switch {
-		case !live(e, ixG2) || expired(e, nowUnix()):
-		case !live(e, ixG3):
-			hs = append(hs, h)
-		default:
-			// What is in use is down there already: its copy is not to make room.
-			s.table.Update(h, func(e *index.Entry) {
-				if resident(e) {
-					e.Refs++
-					kept = append(kept, h)
-				}
-			})
+		if !live(e, ixG2) || expired(e, nowUnix()) {
+			return true
 		}
+		s.table.Update(h, func(e *index.Entry) {
+			switch {
+			case !live(e, ixG2):
+			case live(e, ixG3): // its copy down there is not to make room
+				e.Refs++
+				kept = append(kept, h)
+			default:
+				hs = append(hs, h)
+			}
+		})
 		return true
 	})
 	res := DrainResult{Left: int64(len(hs))}
@@ -58,10 +59,12 @@ func (s *Store) Drain(ctx context.Context, progress func(DrainProgress)) (DrainR
 		return res, nil
 	}
 	var failed error
+	most := min(drainBatch, s.g3.high/8)
 	for at := 0; at < len(hs) && ctx.Err() == nil && failed == nil; {
-		var batch []block.Handle
+		var batch []block.Handle // a reference is held on each
 		var lens []int64
-		for bytes := int64(0); at < len(hs) && bytes < drainBatch; at++ {
+		var bytes int64
+		for ; at < len(hs) && bytes < most; at++ {
 			n := int64(-1)
 			s.table.Update(hs[at], func(e *index.Entry) {
 				if live(e, ixG2) && e.Flags&flagDeleted == 0 {
@@ -74,7 +77,16 @@ func (s *Store) Drain(ctx context.Context, progress func(DrainProgress)) (DrainR
 				continue
 			}
 			batch, lens = append(batch, hs[at]), append(lens, n)
-			bytes += n
+			slot, _ := SlotBytes(n)
+			bytes += slot
+		}
+		short := false
+		for room := s.g3.makeRoom(ctx, bytes); bytes > room && len(batch) > 0; short = true {
+			last := len(batch) - 1
+			slot, _ := SlotBytes(lens[last])
+			bytes -= slot
+			s.release(batch[last])
+			batch, lens = batch[:last], lens[:last]
 		}
 		full := 0
 		for i, err := range s.copyTo(ctx, s.g3, batch) {
@@ -95,7 +107,7 @@ func (s *Store) Drain(ctx context.Context, progress func(DrainProgress)) (DrainR
 		if progress != nil {
 			progress(DrainProgress{Done: res.Kept, Total: res.Kept + res.Left, Bytes: res.Bytes})
 		}
-		if full > 0 && full == len(batch) {
+		if short || full > 0 && full == len(batch) {
 			break // no more fit
 		}
 	}

@@ -44,8 +44,9 @@ import (
 //	account                               whether each block put is there or was evicted
 //
 // The output begins with what happened on the devices, in order: each transfer
-// and each flush, and behind a flush or write what the catalog has at this time.
-// Then come the events, then the result, marked with =.
+// and each flush, and behind a flush or write what the catalog has at this time;
+// then whether the catalog was synced by the time of the answer. Then come the
+// events, then the result, marked with =.
 //
 // KVTIER_REWRITE=store writes the outputs anew.
 func TestScripts(t *testing.T) {
@@ -127,6 +128,7 @@ func (r *storeScript) command(f []string) string {
 	r.mu.Lock()
 	r.mu.trace, r.mu.events, r.mu.mute = nil, nil, mute
 	r.mu.Unlock()
+	store, syncs := r.s, r.syncs()
 	var result string
 	switch {
 	case f[0] == "&":
@@ -141,6 +143,9 @@ func (r *storeScript) command(f []string) string {
 		result = r.run(f)
 	}
 	r.quiet(f[0])
+	if r.s == store && r.syncs() > syncs {
+		r.note("the catalog was synced")
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if f[0] == "clear" || f[0] == "get" {
@@ -152,6 +157,14 @@ func (r *storeScript) command(f []string) string {
 	}
 	fmt.Fprintln(&out, "=", strings.ReplaceAll(result, "\n", "\n  "))
 	return out.String()
+}
+
+// syncs is how often the catalog's log was synced.
+func (r *storeScript) syncs() int64 {
+	if r.s == nil {
+		return 0
+	}
+	return r.s.CatalogMetrics().WALSyncs
 }
 
 // quiet waits until nothing happens any more and all events are told.

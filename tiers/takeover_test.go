@@ -163,8 +163,19 @@ func TestRanges(t *testing.T) {
 		off, n int64
 		want   int // bytes, or -1: refused
 	}{
-		{0, 0, 3000}, {0, 3000, 3000}, {1, 0, 2999}, {2999, 1, 1}, {3000, 0, 0}, {100, 50, 50},
-		{3001, 0, -1}, {0, 3001, -1}, {2999, 2, -1}, {1, math.MaxInt64, -1}, {math.MaxInt64, 1, -1}, {-1, 1, -1}, {0, -1, -1},
+		{0, 0, 3000},
+		{0, 3000, 3000},
+		{1, 0, 2999},
+		{2999, 1, 1},
+		{3000, 0, 0},
+		{100, 50, 50},
+		{3001, 0, -1},
+		{0, 3001, -1},
+		{2999, 2, -1},
+		{1, math.MaxInt64, -1},
+		{math.MaxInt64, 1, -1},
+		{-1, 1, -1},
+		{0, -1, -1},
 	} {
 		var got []byte
 		err := s.Get(t.Context(), ns.ID, hashLen, []block.Wanted{{Hash: hashOf(1), Offset: c.off, Length: c.n}}, block.GetOptions{}, func(_ int, p block.Payload) error {

@@ -29,6 +29,7 @@ type tier struct {
 		want   int64         // size of the largest slot that somebody waits for, 0 for none
 		room   chan struct{} // closed, and made anew, whenever slots come free or a pass ends in vain
 		futile uint64        // passes of the evictor that could free nothing
+		ahead  int64         // bytes that the evictor makes room for below the watermarks; see makeRoom
 	}
 	kick   chan struct{} // wakes the evictor
 	events policyQueue
@@ -209,12 +210,12 @@ func (t *tier) inVain() {
 func (t *tier) pressure(evicting bool) (need, starving int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	limit := t.high
+	limit, used := t.high, t.mu.used+t.mu.ahead
 	if evicting {
 		limit = t.low
 	}
-	if t.mu.used > limit {
-		need = t.mu.used - t.low
+	if used > limit {
+		need = used - t.low
 	}
 	if t.mu.want > 0 {
 		for _, d := range t.devs {
@@ -226,6 +227,27 @@ func (t *tier) pressure(evicting bool) (need, starving int64) {
 		starving = t.mu.want
 	}
 	return need, starving
+}
+
+// makeRoom has the evictor free room for n more bytes below the high watermark,
+// so that what then comes in is not evicted for being too much. It returns how
+// many of them fit when the room is there, nothing more can leave, or ctx ends.
+func (t *tier) makeRoom(ctx context.Context, n int64) int64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	defer func() { t.mu.ahead = 0 }()
+	for futile := t.mu.futile; t.mu.used+n > t.high && t.mu.futile < futile+2 && ctx.Err() == nil; {
+		t.mu.ahead = n
+		room := t.mu.room
+		t.mu.Unlock()
+		t.wake()
+		select {
+		case <-room:
+		case <-ctx.Done():
+		}
+		t.mu.Lock()
+	}
+	return min(n, t.high-t.mu.used)
 }
 
 // slot is the memory of a slot of G2, header block included.

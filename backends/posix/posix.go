@@ -40,8 +40,10 @@ type Backend struct {
 	flights sync.Pool // of *prepared
 	count   counters
 
-	inFlight sync.WaitGroup
-	mu       struct {
+	background sync.WaitGroup // memory that is being registered
+	closing    atomic.Bool
+	inFlight   sync.WaitGroup
+	mu         struct {
 		sync.Mutex
 		closed  bool
 		devices map[uint64]*device
@@ -145,7 +147,9 @@ func (b *Backend) Close() error {
 	again := b.mu.closed
 	b.mu.closed = true
 	b.mu.Unlock()
+	b.closing.Store(true)
 	b.inFlight.Wait()
+	b.background.Wait()
 	if again {
 		return nil
 	}

@@ -227,8 +227,8 @@ func (c *cutter) add(how mode, write bool, n int) {
 		align := c.file.align
 		p.ioOff = p.off / align * align
 		p.ioLen = int((p.off+int64(n)+align-1)/align*align - p.ioOff)
-	} else if c.mem.reg != nil {
-		p.buf = c.mem.reg.index(p.mem-c.mem.addr, n)
+	} else if reg := c.mem.reg.Load(); reg != nil {
+		p.buf = reg.index(p.mem-c.mem.addr, n)
 	}
 	c.at += n
 	// Find the pairs that it has bytes of.

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kvtier/kvtier/internal/arena"
 	"github.com/kvtier/kvtier/xfer"
 )
 
@@ -17,8 +19,19 @@ const pageBytes = 4096
 // memory is the Region of DRAM.
 type memory struct {
 	addr, n uint64
-	reg     *registered // nil when the kernel does not know it
+	reg     atomic.Pointer[registered] // nil when the kernel does not know it, or not yet
+	stop    atomic.Bool                // it is about to be deregistered
+	known   chan struct{}              // closed when it is settled whether the kernel knows it
 }
+
+const (
+	// registerAtOnce is up to which size memory is made known to the kernel before
+	// Register returns. Of more, pages that are not there yet would take long.
+	registerAtOnce = 8 << 20
+	// populateStep is how many pages are made present at a time: while the kernel
+	// does that, and while it pins a buffer, nothing else can be mapped.
+	populateStep = 16 << 20
+)
 
 // fileKey is a file's identity. One file has one set of descriptors and one
 // rule of exclusion, by however many names it is registered.
@@ -71,18 +84,50 @@ func (b *Backend) registerMemory(d xfer.Desc) (*memory, error) {
 	if d.Addr == 0 || d.Len == 0 || d.End()-d.Addr != d.Len {
 		return nil, fmt.Errorf("%w: no such memory", xfer.ErrInvalid)
 	}
-	m := &memory{addr: d.Addr, n: d.Len}
-	var err error
-	if m.reg, err = b.engine.register(d.Addr, d.Len); err != nil {
-		// It works all the same, only with more CPU per operation.
-		b.log.Warn("posix: memory is not registered with io_uring", "bytes", d.Len, "error", err)
+	m := &memory{addr: d.Addr, n: d.Len, known: make(chan struct{})}
+	b.count.unregistered.Add(int64(m.n))
+	if _, ok := b.engine.(*uring); !ok || m.n <= registerAtOnce {
+		b.introduce(m)
+		return m, nil
 	}
-	if m.reg != nil {
-		b.count.registered.Add(int64(m.n))
-	} else {
-		b.count.unregistered.Add(int64(m.n))
-	}
+	// It can be used from now on, with more CPU per operation for a while.
+	b.background.Go(func() {
+		b.populate(m)
+		b.introduce(m)
+	})
 	return m, nil
+}
+
+// populate makes the pages of m present, since pinning those that are not would
+// hold up everything else that maps memory. Where the kernel cannot (before Linux
+// 5.14), pinning does it.
+func (b *Backend) populate(m *memory) {
+	from, end := (m.addr+pageBytes-1)/pageBytes*pageBytes, m.addr+m.n
+	for from+pageBytes <= end && !m.stop.Load() && !b.closing.Load() {
+		n := min(populateStep, (end-from)/pageBytes*pageBytes)
+		if unix.Madvise(arena.View(from, int(n)), unix.MADV_POPULATE_WRITE) != nil {
+			return
+		}
+		from += n
+	}
+}
+
+// introduce makes m known to the kernel, if it takes it.
+func (b *Backend) introduce(m *memory) {
+	defer close(m.known)
+	if m.stop.Load() || b.closing.Load() {
+		return
+	}
+	reg, err := b.engine.register(m.addr, m.n)
+	if err != nil {
+		// It works all the same, only with more CPU per operation.
+		b.log.Warn("posix: memory is not registered with io_uring", "bytes", m.n, "error", err)
+	}
+	if reg != nil {
+		b.count.unregistered.Add(-int64(m.n))
+		b.count.registered.Add(int64(m.n))
+		m.reg.Store(reg)
+	}
 }
 
 func (b *Backend) registerFile(t xfer.MemType, d xfer.Desc) (*file, error) {
@@ -179,12 +224,15 @@ func (b *Backend) Deregister(r xfer.Region) error {
 	defer b.inFlight.Done()
 	switch r := r.(type) {
 	case *memory:
-		if r.reg == nil {
+		r.stop.Store(true)
+		<-r.known
+		reg := r.reg.Load()
+		if reg == nil {
 			b.count.unregistered.Add(-int64(r.n))
 			return nil
 		}
 		b.count.registered.Add(-int64(r.n))
-		if err := b.engine.deregister(r.reg); err != nil {
+		if err := b.engine.deregister(reg); err != nil {
 			return fmt.Errorf("posix deregister %d bytes of memory: %w", r.n, err)
 		}
 		return nil

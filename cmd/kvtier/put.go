@@ -107,7 +107,7 @@ func (f *putFlags) run(ctx context.Context, hash, path string, stdin io.Reader, 
 			return err
 		}
 		if res[0].Err != nil {
-			return fmt.Errorf("put %s: %w", hash, res[0].Err)
+			return res[0].Err
 		}
 		out := putOutput{Namespace: f.namespace, Hash: item.Hash.Hex(hashLen), Status: putStatusName(res[0].Status), Bytes: len(data), Durable: durable.String()}
 		if f.json {

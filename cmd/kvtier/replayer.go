@@ -177,9 +177,15 @@ func (r *replayer) putBatch(ctx context.Context, items []api.PutItem) error {
 	pctx, cancel := context.WithTimeout(ctx, r.timeout)
 	defer cancel()
 	pause := retryFirst
+	var noRoom error // of the last try
 	for try := 0; ; try++ {
 		res, callErr := r.client.Put(pctx, r.ns, items, api.PutOptions{Durable: r.durable})
-		refused, noRoom := r.settle(items, res, callErr)
+		cause := callErr
+		if try > 0 && isDeadline(ctx, callErr) {
+			cause = noRoom // it came while waiting for room
+		}
+		var refused []api.PutItem
+		refused, noRoom = r.settle(items, res, cause)
 		if r.journal != nil {
 			if err := r.journal.flush(); err != nil {
 				return err
@@ -191,8 +197,8 @@ func (r *replayer) putBatch(ctx context.Context, items []api.PutItem) error {
 		if callErr != nil {
 			r.buf = nil // the transport may still hold pieces of it
 			r.addErrors(len(refused), noRoom)
-			if try > 0 && isDeadline(ctx, callErr) {
-				return nil // it came while waiting for room
+			if cause != callErr {
+				return nil
 			}
 			return r.stop(ctx, callErr)
 		}
