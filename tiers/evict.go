@@ -97,12 +97,16 @@ func (v *evictor) evict() {
 			return
 		}
 		evicting = true
-		freed := v.round(min(max(need, starving), evictBytes))
+		var freed int64
+		if need == 0 {
+			// There are bytes enough, in slots of other sizes.
+			freed = v.vacate(starving)
+		}
+		if freed == 0 {
+			freed = v.round(min(max(need, starving), evictBytes))
+		}
 		if freed == 0 && starving > 0 {
 			freed = v.vacate(starving)
-		} else if starving > 0 && need == 0 {
-			// There are bytes enough, in slots of other sizes.
-			freed += v.vacate(starving)
 		}
 		v.drain()
 		if freed == 0 {
@@ -199,10 +203,22 @@ func (v *evictor) last(e *index.Entry) bool {
 	return !live(e, 1-v.t.ix) && (v.t.ix == ixG3 || v.s.g3 == nil)
 }
 
-// clearOut evicts all blocks of an extent, and says whether it is empty then.
-func (v *evictor) clearOut(at extentAt, live []block.Handle) (freed int64, empty bool) {
+// clearOut moves all blocks of an extent elsewhere in G2, or evicts them, and says
+// whether it is empty then.
+func (v *evictor) clearOut(at extentAt, owners []block.Handle) (freed int64, empty bool) {
 	v.vacating(at, true)
 	defer v.vacating(at, false)
+	live := owners[:0]
+	var moved int64
+	for _, h := range owners {
+		n := int64(0)
+		if v.t.ix == ixG2 {
+			n = v.s.relocate(h)
+		}
+		if moved += n; n == 0 {
+			live = append(live, h)
+		}
+	}
 	// A parent and its children may share the extent: the children go first.
 	for len(live) > 0 {
 		var go1, rest []block.Handle
@@ -220,7 +236,10 @@ func (v *evictor) clearOut(at extentAt, live []block.Handle) (freed int64, empty
 		}
 		live = rest
 	}
-	return freed, len(live) == 0
+	if len(live) > 0 {
+		return freed, false // what was moved has gained nothing
+	}
+	return freed + moved, true
 }
 
 func (v *evictor) vacating(at extentAt, on bool) {

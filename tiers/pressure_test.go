@@ -423,3 +423,17 @@ func TestStalledDeviceRefusesPuts(t *testing.T) {
 	}
 	wantEmpty(t, s)
 }
+
+// TestManySizes puts blocks of more sizes than G2 has extents, of which each then
+// holds little: none is lost.
+func TestManySizes(t *testing.T) {
+	s := openStore(t, tiers.Options{DRAM: 64 << 20})
+	ns := space(t, s, "a", 8<<20)
+	sizes := []int{100, 1000, 3000, 5000, 9000, 17_000, 33_000, 70_000, 140_000, 270_000, 530_000, 1 << 20, 1_100_000, 2 << 20}
+	for i, n := range sizes {
+		mustPut(t, s, ns, i, n, block.PutOptions{})
+	}
+	for i, n := range sizes {
+		wantHit(t, s, ns, i, n)
+	}
+}
