@@ -1,7 +1,6 @@
 package tiers
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -40,7 +39,7 @@ type committer struct {
 	kick chan struct{}
 	done chan struct{}
 
-	rounds, records atomic.Int64
+	rounds atomic.Int64
 }
 
 // maxSlabs is how many slabs a store may have.
@@ -132,7 +131,6 @@ func (m *committer) run() {
 
 func (m *committer) round(batch *index.Batch, ops []catalogOp) {
 	m.rounds.Add(1)
-	m.records.Add(int64(len(ops)))
 	for len(ops) > 0 {
 		// A clearing is a batch of its own: it must come after what was queued
 		// before it and before what was queued behind it.
@@ -182,26 +180,32 @@ func (m *committer) write(batch *index.Batch, ops []catalogOp) {
 	}
 }
 
-// flush flushes the slabs that ops put records of, side by side, and returns
-// the ones that failed.
+// flush flushes the slabs that ops put records of, side by side when there are
+// several, and returns the ones that failed.
 func (m *committer) flush(ops []catalogOp) (bad [maxSlabs]error) {
 	var dirty [maxSlabs]bool
+	n := 0
 	for i := range ops {
-		if ops[i].put != nil {
+		if ops[i].put != nil && !dirty[ops[i].dev] {
 			dirty[ops[i].dev] = true
+			n++
+		}
+	}
+	one := func(i int) {
+		if err := m.slabs[i].Flush(); err != nil {
+			m.log.Error("flush failed", "slab", m.slabs[i].Path(), "err", err)
+			bad[i] = fmt.Errorf("%w: %w", block.ErrUnavailable, err)
 		}
 	}
 	var wg sync.WaitGroup
-	for i, s := range m.slabs {
-		if !dirty[i] {
-			continue
+	for i := range m.slabs {
+		switch {
+		case !dirty[i]:
+		case n == 1:
+			one(i) // without waking another goroutine for it
+		default:
+			wg.Go(func() { one(i) })
 		}
-		wg.Go(func() {
-			if err := s.Flush(context.Background()); err != nil {
-				m.log.Error("flush failed", "slab", s.Path(), "err", err)
-				bad[i] = fmt.Errorf("flush slab %s: %w: %w", s.Path(), block.ErrUnavailable, err)
-			}
-		})
 	}
 	wg.Wait()
 	return bad

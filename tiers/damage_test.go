@@ -45,12 +45,12 @@ func TestDamagedSlots(t *testing.T) {
 	slot, header := tiers.SlotBytes(size)
 	reheader := func(change func(h *tiers.SlotHeader)) func(b []byte) {
 		return func(b []byte) {
-			h, err := tiers.Decode(b)
+			h, err := tiers.DecodeHeader(b)
 			if err != nil {
 				panic(err)
 			}
 			change(&h)
-			tiers.Encode(b[:header], &h)
+			tiers.EncodeHeader(b[:header], &h)
 		}
 	}
 	for _, c := range []struct {
@@ -61,7 +61,7 @@ func TestDamagedSlots(t *testing.T) {
 		{"FirstByte", block.MissCorrupt, func(b []byte) { b[header] ^= 1 }},
 		{"LastByte", block.MissCorrupt, func(b []byte) { b[header+size-1] ^= 0x80 }},
 		{"HeaderBit", block.MissCorrupt, func(b []byte) { b[20] ^= 1 }},
-		{"HeaderGone", block.MissCorrupt, func(b []byte) { tiers.InvalidHeader(b[:header]) }},
+		{"HeaderGone", block.MissCorrupt, func(b []byte) { clear(b[:header]) }},
 		{"AllZeros", block.MissCorrupt, func(b []byte) { clear(b) }},
 		{"OtherNamespace", block.MissCorrupt, reheader(func(h *tiers.SlotHeader) { h.Digest[0] ^= 1 })},
 		{"OtherBlock", block.MissCorrupt, reheader(func(h *tiers.SlotHeader) { h.Hash[0] ^= 1 })},

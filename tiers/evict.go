@@ -138,7 +138,7 @@ func (s *Store) mayLeave(t *tier, e *index.Entry) bool {
 	if live(e, 1-t.ix) || t.ix == ixG2 && s.g3 != nil {
 		return true // it is, or will be, elsewhere
 	}
-	return !s.graced(e) && e.Kids[ixG2] == 0 && e.Kids[ixG3] == 0
+	return s.mayDrop(e)
 }
 
 // vacateTries is how many extents a round looks at that cannot be emptied.
@@ -208,7 +208,7 @@ func (v *evictor) last(e *index.Entry) bool {
 func (v *evictor) clearOut(at extentAt, owners []block.Handle) (freed int64, empty bool) {
 	v.vacating(at, true)
 	defer v.vacating(at, false)
-	live := owners[:0]
+	left := owners[:0]
 	var moved int64
 	for _, h := range owners {
 		n := int64(0)
@@ -216,27 +216,27 @@ func (v *evictor) clearOut(at extentAt, owners []block.Handle) (freed int64, emp
 			n = v.s.relocate(h)
 		}
 		if moved += n; n == 0 {
-			live = append(live, h)
+			left = append(left, h)
 		}
 	}
 	// A parent and its children may share the extent: the children go first.
-	for len(live) > 0 {
-		var go1, rest []block.Handle
-		for _, h := range live {
+	for len(left) > 0 {
+		var free, rest []block.Handle
+		for _, h := range left {
 			if v.mayLeave(h) {
-				go1 = append(go1, h)
+				free = append(free, h)
 			} else {
 				rest = append(rest, h)
 			}
 		}
-		n := v.s.evict(v.t, go1)
+		n := v.s.evict(v.t, free)
 		freed += n
 		if n == 0 {
 			break
 		}
-		live = rest
+		left = rest
 	}
-	if len(live) > 0 {
+	if len(left) > 0 {
 		return freed, false // what was moved has gained nothing
 	}
 	return freed + moved, true

@@ -53,15 +53,6 @@ func EvictG3(s *Store, h block.Handle) (begun bool) {
 // entry as it was when the read began.
 func DamagedG3(s *Store, h block.Handle, e *index.Entry) { s.damagedG3(h, e, block.ErrCorrupt) }
 
-// SlabFlushes is how often the slabs were flushed.
-func SlabFlushes(s *Store) (n uint64) {
-	for _, slab := range s.slabs {
-		f, _ := slab.Flushes()
-		n += f
-	}
-	return n
-}
-
 // Activity is a number that stays as it is only while nothing happens in the
 // store, and the number of the event published last.
 func Activity(s *Store) (work int64, seq uint64) {
@@ -82,8 +73,8 @@ func Evict(s *Store, t block.TierID, h block.Handle) (freed int64) {
 // the first put.
 func BeforeFlush(s *Store, before func(device int)) {
 	for i, slab := range s.slabs {
-		flush := slab.flush.fn
-		slab.flush.fn = func() error {
+		flush := slab.sync
+		slab.sync = func() error {
 			before(i)
 			return flush()
 		}

@@ -2,11 +2,11 @@ package tiers
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 
 	"github.com/cespare/xxhash/v2"
 
+	"github.com/kvtier/kvtier/index"
 	"github.com/kvtier/kvtier/index/block"
 )
 
@@ -45,8 +45,8 @@ const (
 
 var (
 	// ErrVersion: the format is of a version that this program does not know.
-	// What carries it must be left as it is.
-	ErrVersion = errors.New("unknown format version")
+	// What carries it must be left as it is. It is the catalog's too.
+	ErrVersion = index.ErrVersion
 	// ErrNoSlot: the header is all zeros: nothing was written there, or it was
 	// invalidated. It is a block.ErrCorrupt, since a block was expected.
 	ErrNoSlot = fmt.Errorf("%w: no slot header", block.ErrCorrupt)
@@ -88,9 +88,9 @@ const (
 	smallPayloadBytes = 64 << 10 // payloads below it are small
 )
 
-// Encode writes the header to dst, a whole header block, and zeros behind it.
+// EncodeHeader writes the header to dst, a whole header block, and zeros behind it.
 // It panics when dst is shorter than 256 bytes.
-func Encode(dst []byte, h *SlotHeader) {
+func EncodeHeader(dst []byte, h *SlotHeader) {
 	clear(dst)
 	b := dst[:headerUsed]
 	copy(b, headerMagic)
@@ -112,10 +112,10 @@ func Encode(dst []byte, h *SlotHeader) {
 	le.PutUint64(b[headerSumAt:], xxhash.Sum64(b[:headerSumAt]))
 }
 
-// Decode reads the header at the start of src. It fails with ErrNoSlot on
+// DecodeHeader reads the header at the start of src. It fails with ErrNoSlot on
 // zeros, with ErrVersion on a whole header of an unknown version, and with
-// block.ErrCorrupt on anything else that Encode did not write.
-func Decode(src []byte) (SlotHeader, error) {
+// block.ErrCorrupt on anything else that EncodeHeader did not write.
+func DecodeHeader(src []byte) (SlotHeader, error) {
 	var h SlotHeader
 	if len(src) < headerUsed {
 		return h, fmt.Errorf("%w: slot header of %d bytes, want %d", block.ErrCorrupt, len(src), headerUsed)
@@ -161,10 +161,6 @@ func Decode(src []byte) (SlotHeader, error) {
 	}
 	return h, nil
 }
-
-// InvalidHeader fills a header block with zeros, by which a slot is no slot any
-// more: Decode answers ErrNoSlot.
-func InvalidHeader(dst []byte) { clear(dst) }
 
 // allZero reports whether every byte is zero.
 func allZero(b []byte) bool {

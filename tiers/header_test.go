@@ -46,7 +46,7 @@ func TestHeaderGolden(t *testing.T) {
 	}
 	h := sampleHeader()
 	b := bytes.Repeat([]byte{0xff}, largeHeaderBytes)
-	Encode(b, &h)
+	EncodeHeader(b, &h)
 	if !allZero(b[headerUsed:]) {
 		t.Error("the rest of the header block is not zero")
 	}
@@ -61,8 +61,8 @@ func TestHeaderRoundTrip(t *testing.T) {
 	for _, want := range []SlotHeader{full, bare} {
 		for _, size := range []int{headerUsed, smallHeaderBytes, largeHeaderBytes} {
 			b := make([]byte, size)
-			Encode(b, &want)
-			if got, err := Decode(b); err != nil || got != want {
+			EncodeHeader(b, &want)
+			if got, err := DecodeHeader(b); err != nil || got != want {
 				t.Errorf("decode of %d bytes: %+v, %v, want %+v", size, got, err, want)
 			}
 		}
@@ -73,10 +73,10 @@ func TestHeaderRoundTrip(t *testing.T) {
 func TestHeaderFlips(t *testing.T) {
 	h := sampleHeader()
 	b := make([]byte, headerUsed)
-	Encode(b, &h)
+	EncodeHeader(b, &h)
 	for bit := range headerUsed * 8 {
 		b[bit/8] ^= 1 << (bit % 8)
-		if _, err := Decode(b); !errors.Is(err, block.ErrCorrupt) {
+		if _, err := DecodeHeader(b); !errors.Is(err, block.ErrCorrupt) {
 			t.Errorf("bit %d of byte %d flipped: %v", bit%8, bit/8, err)
 		}
 		b[bit/8] ^= 1 << (bit % 8)
@@ -94,7 +94,7 @@ func TestHeaderRefused(t *testing.T) {
 	}{
 		{"short", func(b []byte) []byte { return b[:headerUsed-1] }, block.ErrCorrupt},
 		{"empty", func([]byte) []byte { return nil }, block.ErrCorrupt},
-		{"invalidated", func(b []byte) []byte { InvalidHeader(b); return b }, ErrNoSlot},
+		{"invalidated", func(b []byte) []byte { clear(b); return b }, ErrNoSlot},
 		{"random", func(b []byte) []byte { return bytes.Repeat([]byte{0xa5}, len(b)) }, block.ErrCorrupt},
 		{"newer version", func(b []byte) []byte { b[8] = 2; seal(b); return b }, ErrVersion},
 		{"version 0", func(b []byte) []byte { b[8] = 0; seal(b); return b }, ErrVersion},
@@ -109,8 +109,8 @@ func TestHeaderRefused(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			h := sampleHeader()
 			b := make([]byte, smallHeaderBytes)
-			Encode(b, &h)
-			got, err := Decode(c.change(b))
+			EncodeHeader(b, &h)
+			got, err := DecodeHeader(c.change(b))
 			if !errors.Is(err, c.want) {
 				t.Errorf("error %v, want %v", err, c.want)
 			}
@@ -146,11 +146,11 @@ func TestSlotBytes(t *testing.T) {
 	}
 }
 
-// FuzzHeader: what Decode accepts is what Encode writes.
+// FuzzHeader: what DecodeHeader accepts is what EncodeHeader writes.
 func FuzzHeader(f *testing.F) {
 	h := sampleHeader()
 	b := make([]byte, smallHeaderBytes)
-	Encode(b, &h)
+	EncodeHeader(b, &h)
 	f.Add(b, false)
 	f.Add(b[:headerUsed], true)
 	f.Add(make([]byte, headerUsed), false)
@@ -160,7 +160,7 @@ func FuzzHeader(f *testing.F) {
 			b[8], b[9] = headerVersion, 0
 			binary.LittleEndian.PutUint64(b[headerSumAt:], xxhash.Sum64(b[:headerSumAt]))
 		}
-		h, err := Decode(b)
+		h, err := DecodeHeader(b)
 		if err != nil {
 			if !errors.Is(err, block.ErrCorrupt) && !errors.Is(err, ErrVersion) {
 				t.Fatalf("error %v has no class", err)
@@ -168,7 +168,7 @@ func FuzzHeader(f *testing.F) {
 			return
 		}
 		again := make([]byte, headerUsed)
-		Encode(again, &h)
+		EncodeHeader(again, &h)
 		if !bytes.Equal(again, b[:headerUsed]) {
 			t.Fatalf("encodes as\n%s\nfrom\n%s", hex.Dump(again), hex.Dump(b[:headerUsed]))
 		}
@@ -180,17 +180,17 @@ func BenchmarkHeaderEncode(b *testing.B) {
 	dst := make([]byte, smallHeaderBytes)
 	b.ReportAllocs()
 	for b.Loop() {
-		Encode(dst, &h)
+		EncodeHeader(dst, &h)
 	}
 }
 
 func BenchmarkHeaderDecode(b *testing.B) {
 	h := sampleHeader()
 	src := make([]byte, smallHeaderBytes)
-	Encode(src, &h)
+	EncodeHeader(src, &h)
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := Decode(src); err != nil {
+		if _, err := DecodeHeader(src); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -8,8 +8,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kvtier/kvtier/index"
 	"github.com/kvtier/kvtier/index/block"
 	"github.com/kvtier/kvtier/internal/arena"
@@ -38,7 +36,7 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	if s.dir, err = lockDir(o.Dir); err != nil {
 		return nil, err
 	}
-	s.catalog, err = index.OpenCatalog(filepath.Join(o.Dir, "catalog"), &index.CatalogOptions{CacheBytes: o.CatalogCache, Logger: o.Logger})
+	s.catalog, err = index.OpenCatalog(filepath.Join(o.Dir, "catalog"), &index.CatalogOptions{Logger: o.Logger})
 	if err != nil {
 		return nil, err
 	}
@@ -96,9 +94,9 @@ func lockDir(dir string) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("data directory %s: %w: %w", dir, block.ErrUnavailable, err)
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	if err := lock(f); err != nil {
 		f.Close()
-		return nil, fmt.Errorf("data directory %s: %w: in use by another process", dir, block.ErrUnavailable)
+		return nil, fmt.Errorf("data directory %s: %w", dir, err)
 	}
 	return f, nil
 }

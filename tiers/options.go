@@ -43,8 +43,6 @@ type Options struct {
 	MaxLeases int
 	// PrefetchBytes bounds what prefetches may have under way.
 	PrefetchBytes int64
-	// CatalogCache is the size of the catalog's block cache in bytes.
-	CatalogCache int64
 	// NoSync leaves out every flush and sync: for measuring what they cost. A
 	// crash then loses blocks that were answered as durable.
 	NoSync bool
@@ -122,7 +120,7 @@ const (
 	tinyExtent  = 8 * (1<<20 + 4096)
 	smallExtent = 16 * (1<<20 + 4096)
 	largeExtent = 64 * (1<<20 + 4096)
-	// arenaChunk is a whole number of extents of both sizes and of huge pages, so
+	// arenaChunk is a whole number of extents of each size and of huge pages, so
 	// that no slot crosses from one mapping to the next.
 	arenaChunk = 514 << 20
 )

@@ -26,7 +26,6 @@ type prefetchQueue struct {
 		live   map[*prefetchRequest]struct{} // that have not ended
 		byID   map[string]*prefetchRequest   // those of them that have an id
 		turns  []*prefetchRequest            // those with blocks in the queue, next turn first
-		queued map[block.Key]int             // blocks in the queue or being worked on
 		items  int
 		bytes  int64
 		stats  block.PrefetchStats
@@ -217,13 +216,6 @@ func (q *prefetchQueue) stats() block.PrefetchStats {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.mu.stats
-}
-
-// pending is what is queued or being worked on.
-func (q *prefetchQueue) pending() (items int, bytes int64) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return q.mu.items, q.mu.bytes
 }
 
 // close ends all requests and makes next fail. It is safe to call twice.

@@ -47,8 +47,12 @@ type Slab struct {
 	super  superblock
 	device bool
 	noSync bool
-	flush  *flushGroup
-	close  sync.Once
+	sync   func() error // makes what was written durable
+	mu     struct {
+		sync.Mutex // held while the slab is flushed
+		closed     bool
+		failed     error // of the flush that failed
+	}
 }
 
 // OpenSlab opens and locks an existing slab. Errors: ErrNoSlab; ErrVersion (it
@@ -102,7 +106,7 @@ func CreateSlab(ctx context.Context, path string, bytes int64, o SlabOptions) (*
 
 func newSlab(path string, f *os.File, device bool, super superblock, o SlabOptions) *Slab {
 	s := &Slab{path: path, f: f, super: super, device: device, noSync: o.NoSync}
-	s.flush = newFlushGroup(func() error { return fdatasync(f) })
+	s.sync = func() error { return fdatasync(f) }
 	return s
 }
 
@@ -147,42 +151,44 @@ func (s *Slab) FreeOnFS() (int64, error) {
 }
 
 // Flush returns when what was written to the slab before the call is on the
-// medium. Concurrent calls share flushes. When ctx ends it returns, and the
-// flush goes on. After a failed flush the slab is not trusted and Flush fails
-// until Trust is called.
-func (s *Slab) Flush(ctx context.Context) error {
+// medium. One flush runs at a time. After one that failed every other fails with
+// its error: the kernel tells of lost writes once, so the next might succeed
+// although they are lost. After Close it fails with block.ErrClosed.
+func (s *Slab) Flush() error {
 	if s.noSync {
 		return nil
 	}
-	if err := s.flush.Flush(ctx); err != nil {
-		return fmt.Errorf("flush slab %s: %w", s.path, err)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.mu.closed:
+		return fmt.Errorf("flush slab %s: %w", s.path, block.ErrClosed)
+	case s.mu.failed != nil:
+		return fmt.Errorf("flush slab %s: since a flush failed: %w", s.path, s.mu.failed)
+	}
+	if s.mu.failed = s.sync(); s.mu.failed != nil {
+		return fmt.Errorf("flush slab %s: %w", s.path, s.mu.failed)
 	}
 	return nil
 }
 
-// Trusted reports whether every flush so far succeeded, or Trust was called
-// since the last that did not.
-func (s *Slab) Trusted() bool { return s.flush.failed() == nil }
+// Trusted reports whether every flush so far succeeded.
+func (s *Slab) Trusted() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.mu.failed == nil
+}
 
-// Trust makes Flush work again after one failed. The caller has made sure by
-// then that nothing which was written since the last good flush will be made
-// known: the kernel reports lost writes once, so a later flush may succeed
-// without them.
-func (s *Slab) Trust() { s.flush.reset() }
-
-// Flushes is how many flushes reached the device, and how many calls they
-// served.
-func (s *Slab) Flushes() (flushes, calls uint64) { return s.flush.counts() }
-
-// Close waits for a flush under way and unlocks the slab. It does not flush. It
+// Close unlocks the slab, when a flush under way has ended. It does not flush. It
 // is safe to call twice.
 func (s *Slab) Close() error {
-	var err error
-	s.close.Do(func() {
-		s.flush.Close()
-		err = s.f.Close()
-	})
-	return err
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.closed {
+		return nil
+	}
+	s.mu.closed = true
+	return s.f.Close()
 }
 
 // openLocked opens a file or device for reading and writing and locks it

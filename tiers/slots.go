@@ -101,10 +101,6 @@ func (s *Slots) Capacity() int64 { return s.capacity }
 // Used is the number of bytes in slots that are taken.
 func (s *Slots) Used() int64 { return s.used }
 
-// FreeBytes is what is not in taken slots: in free slots, in empty extents and
-// in what is left over at the end of extents.
-func (s *Slots) FreeBytes() int64 { return s.capacity - s.used }
-
 // MaxSlot is the size of the largest slot that Alloc could ever give.
 func (s *Slots) MaxSlot() int64 { return min(s.extentBytes, s.capacity) }
 
@@ -198,12 +194,6 @@ func (s *Slots) Take(off, size int64, owner block.Handle) error {
 	return nil
 }
 
-// Owner is who has the slot at off. It panics when no taken slot begins there.
-func (s *Slots) Owner(off int64) block.Handle {
-	e, i := s.locate(off)
-	return s.extents[e].owners[i]
-}
-
 // SetOwner gives the slot at off to another owner. It panics when no taken slot
 // begins there.
 func (s *Slots) SetOwner(off int64, owner block.Handle) {
@@ -259,33 +249,6 @@ func (s *Slots) Owners(extent int, dst []block.Handle) []block.Handle {
 		}
 	}
 	return dst
-}
-
-// Extents is the number of extents, and how many of them belong to no class.
-func (s *Slots) Extents() (total, empty int) { return len(s.extents), s.emptyCount }
-
-// ClassUse is what the slots of one size take.
-type ClassUse struct {
-	SlotBytes int64
-	Extents   int
-	Taken     int64 // slots
-	Free      int64 // slots in extents of the class
-}
-
-// ByClass lists the classes that have extents, smallest slots first.
-func (s *Slots) ByClass() []ClassUse {
-	all := make([]ClassUse, len(s.sizes))
-	for i, size := range s.sizes {
-		c := s.classes[size]
-		all[i] = ClassUse{SlotBytes: size, Extents: c.extents, Taken: c.taken, Free: -c.taken}
-	}
-	for e := range s.extents {
-		if x := &s.extents[e]; x.class != 0 {
-			i, _ := slices.BinarySearch(s.sizes, x.class)
-			all[i].Free += int64(x.slots)
-		}
-	}
-	return all
 }
 
 // find returns the class of that size and its extent to allocate from, or -1.

@@ -142,9 +142,9 @@ func (r *slotsScript) run(f []string) string {
 }
 
 func (r *slotsScript) show(out *strings.Builder) {
-	total, empty := r.s.Extents()
+	total, empty := r.s.count()
 	fmt.Fprintf(out, "used %d of %d, extents %d, empty %d\n", r.s.Used()/slotUnit, r.s.Capacity()/slotUnit, total, empty)
-	for _, c := range r.s.ByClass() {
+	for _, c := range r.s.byClass() {
 		fmt.Fprintf(out, "class %d: extents %d, taken %d, free %d\n", c.SlotBytes/slotUnit, c.Extents, c.Taken, c.Free)
 	}
 	for e := range r.s.extents {
@@ -284,7 +284,7 @@ func runSlotsModel(t *testing.T, seed uint64) {
 			live[i] = live[len(live)-1]
 			live = live[:len(live)-1]
 			want := m.taken[off]
-			if got := s.Owner(off); got != want.owner {
+			if got := s.owner(off); got != want.owner {
 				t.Fatalf("step %d: owner of %d is %d, want %d", step, off, got, want.owner)
 			}
 			if got := s.Free(off); got != want.size {
@@ -324,8 +324,8 @@ func runSlotsModel(t *testing.T, seed uint64) {
 			}
 			add(off, class, owner)
 		}
-		if s.Used() != used || s.FreeBytes() != s.Capacity()-used {
-			t.Fatalf("step %d: used %d free %d, want %d", step, s.Used(), s.FreeBytes(), used)
+		if s.Used() != used {
+			t.Fatalf("step %d: used %d, want %d", step, s.Used(), used)
 		}
 		if step%50 == 0 {
 			m.compare(t, s)
@@ -334,15 +334,15 @@ func runSlotsModel(t *testing.T, seed uint64) {
 	for _, off := range live {
 		s.Free(off)
 	}
-	if total, empty := s.Extents(); s.Used() != 0 || total != empty || len(s.ByClass()) != 0 {
-		t.Errorf("after freeing all: used %d, extents %d, empty %d, classes %v", s.Used(), total, empty, s.ByClass())
+	if total, empty := s.count(); s.Used() != 0 || total != empty || len(s.byClass()) != 0 {
+		t.Errorf("after freeing all: used %d, extents %d, empty %d, classes %v", s.Used(), total, empty, s.byClass())
 	}
 }
 
 // compare checks the snapshots against the model.
 func (m *slotsModel) compare(t *testing.T, s *Slots) {
 	t.Helper()
-	want := make(map[int64]ClassUse)
+	want := make(map[int64]classUse)
 	empty := 0
 	for e := range m.extents() {
 		var owners []block.Handle
@@ -366,10 +366,10 @@ func (m *slotsModel) compare(t *testing.T, s *Slots) {
 		u.Free += m.length(e)/c - m.countOf(e)
 		want[c] = u
 	}
-	if total, got := s.Extents(); total != m.extents() || got != empty {
+	if total, got := s.count(); total != m.extents() || got != empty {
 		t.Fatalf("extents %d, empty %d, want %d and %d", total, got, m.extents(), empty)
 	}
-	got := s.ByClass()
+	got := s.byClass()
 	if len(got) != len(want) {
 		t.Fatalf("classes %v, want %v", got, want)
 	}
@@ -427,7 +427,7 @@ func TestSlotsManyPerExtent(t *testing.T) {
 		}
 	}
 	s.SetOwner(512, 77)
-	if got := s.Owner(512); got != 77 {
+	if got := s.owner(512); got != 77 {
 		t.Errorf("owner %d, want 77", got)
 	}
 }
@@ -439,7 +439,7 @@ func TestSlotsPanics(t *testing.T) {
 		"free inside a slot":  func(s *Slots, off int64) { s.Free(off + 512) },
 		"free outside":        func(s *Slots, _ int64) { s.Free(s.Capacity()) },
 		"free negative":       func(s *Slots, _ int64) { s.Free(-512) },
-		"owner of a free one": func(s *Slots, off int64) { s.Owner(off + 1024) },
+		"owner of a free one": func(s *Slots, off int64) { s.owner(off + 1024) },
 		"odd size":            func(s *Slots, _ int64) { s.Alloc(1000, 1) },
 		"no size":             func(s *Slots, _ int64) { s.Alloc(0, 1) },
 		"free in leftover":    func(s *Slots, _ int64) { s.Free(15 * 1024) },
@@ -526,4 +526,37 @@ func BenchmarkSlotsHalf(b *testing.B) {
 		s.Free(live[i])
 		live[i], _ = s.Alloc(4608, 1)
 	}
+}
+
+// owner is who has the slot at off. It panics when no taken slot begins there.
+func (s *Slots) owner(off int64) block.Handle {
+	e, i := s.locate(off)
+	return s.extents[e].owners[i]
+}
+
+// count is the number of extents, and how many of them belong to no class.
+func (s *Slots) count() (total, empty int) { return len(s.extents), s.emptyCount }
+
+// classUse is what the slots of one size take.
+type classUse struct {
+	SlotBytes int64
+	Extents   int
+	Taken     int64 // slots
+	Free      int64 // slots in extents of the class
+}
+
+// byClass lists the classes that have extents, smallest slots first.
+func (s *Slots) byClass() []classUse {
+	all := make([]classUse, len(s.sizes))
+	for i, size := range s.sizes {
+		c := s.classes[size]
+		all[i] = classUse{SlotBytes: size, Extents: c.extents, Taken: c.taken, Free: -c.taken}
+	}
+	for e := range s.extents {
+		if x := &s.extents[e]; x.class != 0 {
+			i, _ := slices.BinarySearch(s.sizes, x.class)
+			all[i].Free += int64(x.slots)
+		}
+	}
+	return all
 }

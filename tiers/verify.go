@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/zeebo/xxh3"
-	"golang.org/x/sys/unix"
 
 	"github.com/kvtier/kvtier/index"
 	"github.com/kvtier/kvtier/index/block"
@@ -72,15 +71,15 @@ func (v *verifier) run(dir string) error {
 	if _, err := os.Stat(dir); err != nil {
 		return fmt.Errorf("%w: %w", block.ErrUnavailable, err)
 	}
-	lock, err := os.Open(filepath.Join(dir, "LOCK"))
+	f, err := os.Open(filepath.Join(dir, "LOCK"))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:
 		return fmt.Errorf("%w: %w", block.ErrUnavailable, err)
 	default:
-		defer lock.Close()
-		if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-			return fmt.Errorf("%w: in use by another process", block.ErrUnavailable)
+		defer f.Close()
+		if err := lock(f); err != nil {
+			return err
 		}
 	}
 	cat, err := index.OpenCatalog(filepath.Join(dir, "catalog"), &index.CatalogOptions{ReadOnly: true, Logger: v.o.Logger})
@@ -179,7 +178,7 @@ func (v *verifier) read(r *index.Record, buf []byte) error {
 	if _, err := slab.f.ReadAt(buf, slab.DataOffset()+r.Offset); err != nil {
 		return fmt.Errorf("read slot: %w", err)
 	}
-	hd, err := Decode(buf)
+	hd, err := DecodeHeader(buf)
 	if err != nil {
 		return err
 	}

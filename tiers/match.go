@@ -1,0 +1,176 @@
+package tiers
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/kvtier/kvtier/index"
+	"github.com/kvtier/kvtier/index/block"
+)
+
+// Match looks keys up; see api.Store. It touches no device.
+func (s *Store) Match(ctx context.Context, nsID block.NamespaceID, hashLen int, hashes []byte, o block.MatchOptions, res *block.MatchResult) error {
+	n, err := s.checkHashes(nsID, hashLen, hashes)
+	if err != nil {
+		return fmt.Errorf("match: %w", err)
+	}
+	if o.Lease < 0 {
+		return fmt.Errorf("match: %w: lease %v", block.ErrInvalid, o.Lease)
+	}
+	*res = block.MatchResult{Blocks: res.Blocks[:0]}
+	now, broken := nowUnix(), false
+	if o.Lease > 0 {
+		return s.matchLeased(nsID, hashLen, hashes, n, o, res)
+	}
+	s.table.LookupAll(nsID, hashLen, hashes, func(i int, _ block.Handle, e *index.Entry) bool {
+		f := found(e, now)
+		if f.State == block.Absent && s.pending(nsID, hashLen, hashes, i) {
+			f.State = block.Pending
+		}
+		broken = broken || f.State != block.Resident
+		if !broken {
+			res.Prefix++
+		}
+		res.Blocks = append(res.Blocks, f)
+		return o.All || !broken
+	})
+	if !o.Quiet {
+		s.hintRequest(nsID, hashLen, hashes, n, res.Prefix, o.Class)
+	}
+	return ctx.Err()
+}
+
+// found is what an entry says of its block.
+func found(e *index.Entry, now uint32) block.Found {
+	switch {
+	case e == nil || expired(e, now):
+		return block.Found{}
+	case live(e, ixG2):
+		return block.Found{State: block.Resident, Tier: block.G2, Len: e.Len}
+	case live(e, ixG3):
+		return block.Found{State: block.Resident, Tier: block.G3, Len: e.Len}
+	case e.State[ixG2] == index.SlotFilling:
+		return block.Found{State: block.Pending}
+	}
+	return block.Found{}
+}
+
+// pending reports whether key i is being put. Most stores have few open
+// reservations at any time, so the common answer costs one load.
+func (s *Store) pending(nsID block.NamespaceID, hashLen int, hashes []byte, i int) bool {
+	if s.reservations.open.Load() == 0 {
+		return false
+	}
+	k := block.Key{NS: nsID}
+	copy(k.Hash[:], hashes[i*hashLen:(i+1)*hashLen])
+	return s.reservations.isPending(k)
+}
+
+// matchLeased looks keys up one by one, taking a reference on each that is
+// there, so that what is answered is what is leased.
+func (s *Store) matchLeased(nsID block.NamespaceID, hashLen int, hashes []byte, n int, o block.MatchOptions, res *block.MatchResult) error {
+	now, broken := nowUnix(), false
+	var held []block.Handle
+	for i := 0; i < n && (o.All || !broken); i++ {
+		k := block.Key{NS: nsID}
+		copy(k.Hash[:], hashes[i*hashLen:(i+1)*hashLen])
+		var f block.Found
+		s.table.UpdateKey(k, func(h block.Handle, e *index.Entry) {
+			if f = found(e, now); f.State == block.Resident {
+				e.Refs++
+				held = append(held, h)
+			}
+		})
+		if f.State == block.Absent && s.pending(nsID, hashLen, hashes, i) {
+			f.State = block.Pending
+		}
+		broken = broken || f.State != block.Resident
+		if !broken {
+			res.Prefix++
+		}
+		res.Blocks = append(res.Blocks, f)
+	}
+	if !o.Quiet {
+		s.hintRequest(nsID, hashLen, hashes, n, res.Prefix, o.Class)
+		s.hintHits(held)
+	}
+	if len(held) == 0 {
+		return nil
+	}
+	lease, err := s.leases.Grant(o.Session, held, o.Lease)
+	if err != nil {
+		for _, h := range held {
+			s.release(h)
+		}
+		return fmt.Errorf("match: %w", err)
+	}
+	res.Lease = lease
+	return nil
+}
+
+// checkHashes says how many hashes there are.
+func (s *Store) checkHashes(nsID block.NamespaceID, hashLen int, hashes []byte) (int, error) {
+	ns, err := s.names.byID(nsID)
+	if err != nil {
+		return 0, err
+	}
+	if err := ns.state.Load().CheckHashLen(hashLen); err != nil {
+		return 0, err
+	}
+	if len(hashes)%hashLen != 0 {
+		return 0, fmt.Errorf("%w: hashes: %d bytes are no multiple of %d", block.ErrInvalid, len(hashes), hashLen)
+	}
+	return len(hashes) / hashLen, nil
+}
+
+// hintRequest tells the policies of a request's path.
+func (s *Store) hintRequest(nsID block.NamespaceID, hashLen int, hashes []byte, n, hits int, class uint8) {
+	path := make([]uint64, n)
+	var h block.Hash
+	for i := range path {
+		copy(h[:], hashes[i*hashLen:(i+1)*hashLen])
+		path[i] = fingerprint(nsID, &h)
+	}
+	r := policyRequest{path: path, hits: hits, class: class}
+	s.g2.events.request(r)
+	if s.g3 != nil {
+		s.g3.events.request(r)
+	}
+}
+
+// hintHits tells the policies that blocks were used, leaf to root.
+func (s *Store) hintHits(hs []block.Handle) {
+	if len(hs) == 0 {
+		return
+	}
+	ev := make([]policyEvent, 0, len(hs))
+	for i := len(hs) - 1; i >= 0; i-- {
+		ev = append(ev, policyEvent{kind: evHit, h: hs[i]})
+	}
+	s.g2.events.hint(ev)
+	if s.g3 != nil {
+		s.g3.events.hint(ev)
+	}
+}
+
+// Locate lists where blocks lie; see api.Store.
+func (s *Store) Locate(ctx context.Context, nsID block.NamespaceID, hashLen int, hashes []byte) ([][]block.Located, error) {
+	n, err := s.checkHashes(nsID, hashLen, hashes)
+	if err != nil {
+		return nil, fmt.Errorf("locate: %w", err)
+	}
+	out := make([][]block.Located, n)
+	now := nowUnix()
+	s.table.LookupAll(nsID, hashLen, hashes, func(i int, _ block.Handle, e *index.Entry) bool {
+		if e == nil || expired(e, now) {
+			return true
+		}
+		for ix, id := range [...]block.TierID{block.G2, block.G3} {
+			if live(e, ix) {
+				out[i] = append(out[i], block.Located{Tier: id, Place: e.Place[ix], Len: e.Len})
+			}
+		}
+		return true
+	})
+	return out, ctx.Err()
+}
