@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	// dialTimeout bounds Dial where its context has no deadline.
+	// dialTimeout is the longest that Dial takes.
 	dialTimeout = 10 * time.Second
 	// reconnectMax is the longest pause between attempts to connect again: a
 	// daemon that restarts is back within seconds.
@@ -57,7 +57,7 @@ type Client struct {
 // Dial connects to addr, "host:port" or "unix:PATH", and returns when the
 // server has answered. An address that cannot be reached is an ErrDisconnected
 // that names it and the cause; a token that the server does not accept is an
-// ErrDenied. Without a deadline in ctx it gives up after ten seconds.
+// ErrDenied. It gives up after ten seconds, or when ctx ends before that.
 func Dial(ctx context.Context, addr string, opts *ClientOptions) (*Client, error) {
 	var o ClientOptions
 	if opts != nil {

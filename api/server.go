@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/reflection"
+	"google.golang.org/grpc/tap"
 
 	pb "github.com/kvtier/kvtier/api/kvtierpb"
 	"github.com/kvtier/kvtier/index/block"
@@ -91,6 +92,7 @@ func NewServer(s Store, opts *ServerOptions) *Server {
 		grpc.StatsHandler(&sessions{end: s.EndSession}),
 		grpc.UnaryInterceptor(srv.unary),
 		grpc.StreamInterceptor(srv.stream),
+		grpc.InTapHandle(srv.tap),
 		grpc.MaxRecvMsgSize(maxMessageBytes),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: deadPeerAfter, Timeout: deadPeerWait}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingInterval, PermitWithoutStream: true}),
@@ -184,12 +186,25 @@ func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	return resp, toStatus(err)
 }
 
-// stream is unary for streams, whose handlers bound their waits themselves.
+// stream is unary for streams: tap bounds a get, and the other handlers bound
+// their waits themselves.
 func (s *Server) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
 	if err := s.authorize(ss.Context(), info.FullMethod); err != nil {
 		return toStatus(err)
 	}
 	return toStatus(next(srv, ss))
+}
+
+// tap gives a get that comes without a deadline one. It does so before the stream
+// begins: a handler that waits for a client to take bytes is woken by the end of
+// the stream's own context only.
+func (s *Server) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
+	if _, ok := ctx.Deadline(); ok || info.FullMethodName != pb.Kvtier_Get_FullMethodName {
+		return ctx, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.timeout)
+	context.AfterFunc(ctx, cancel) // it ends with the stream at the latest
+	return ctx, nil
 }
 
 // service answers the calls. Its methods validate, translate and call the store.

@@ -27,7 +27,7 @@ func (s *service) Prefetch(req *pb.PrefetchRequest, stream grpc.ServerStreamingS
 	err = s.store.Prefetch(ctx, ns, int(req.GetHashLen()), req.GetHashes(), req.GetRequestId(), func(p block.Progress) error {
 		return stream.Send(&pb.PrefetchResponse{Index: uint32(p.Index), Reason: pb.MissReason(p.Reason), Tier: pb.Tier(p.Tier)})
 	})
-	return closingCause(ctx, err)
+	return endCause(ctx, err)
 }
 
 // CancelPrefetch ends a prefetch.
@@ -136,7 +136,7 @@ func (s *service) Watch(req *pb.WatchRequest, stream grpc.ServerStreamingServer[
 	if err == nil {
 		err = ctx.Err() // a watch does not end well
 	}
-	return closingCause(ctx, err)
+	return endCause(ctx, err)
 }
 
 // untilClosing is a context that ends when the server drains, with ErrClosed as
@@ -158,9 +158,9 @@ func (s *service) untilClosing(ctx context.Context) (context.Context, context.Ca
 	}
 }
 
-// closingCause prefers why the context ended over the bare end that the store
-// reports.
-func closingCause(ctx context.Context, err error) error {
+// endCause prefers why the context ended over what the store, or a message that
+// could not be sent, says of it.
+func endCause(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() == nil {
 		return err
 	}

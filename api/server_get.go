@@ -39,7 +39,8 @@ func wanted(req *pb.GetRequest) ([]block.Wanted, error) {
 }
 
 // Get streams blocks. Bytes go from where the block lies into the buffer of the
-// message; a slow client holds back the stream, and with it one block's lease.
+// message; a slow client holds back the stream, and with it the blocks that the
+// store holds for it, until the call's deadline.
 func (s *service) Get(req *pb.GetRequest, stream grpc.ServerStreamingServer[pb.GetResponse]) error {
 	ns, err := s.namespace(req.GetNamespace(), req.GetNamespaceTag())
 	if err != nil {
@@ -53,10 +54,9 @@ func (s *service) Get(req *pb.GetRequest, stream grpc.ServerStreamingServer[pb.G
 	if o.Class, err = classField(req.GetClass()); err != nil {
 		return err
 	}
-	ctx, cancel := s.bounded(stream.Context())
-	defer cancel()
+	ctx := stream.Context() // which has a deadline: see Server.tap
 	var f getFrame
-	return s.store.Get(ctx, ns, int(req.GetHashLen()), want, o, func(i int, p block.Payload) error {
+	err = s.store.Get(ctx, ns, int(req.GetHashLen()), want, o, func(i int, p block.Payload) error {
 		f.index, f.reason, f.tier = uint32(i), pb.MissReason(p.Reason), pb.Tier(p.Tier)
 		f.total, f.length = p.Total, uint32(len(p.Bytes))
 		f.hasSum, f.sum = p.Reason == block.Hit, p.Sum
@@ -74,4 +74,5 @@ func (s *service) Get(req *pb.GetRequest, stream grpc.ServerStreamingServer[pb.G
 			f.reason, f.tier, f.total, f.length, f.hasSum = 0, 0, 0, 0, false
 		}
 	})
+	return endCause(ctx, err)
 }

@@ -307,6 +307,66 @@ func TestDrainEndsWatches(t *testing.T) {
 	}
 }
 
+// countedGets tells how each get ended.
+type countedGets struct {
+	api.Store
+	ended chan error
+}
+
+func (s *countedGets) Get(ctx context.Context, ns block.NamespaceID, hashLen int, want []block.Wanted, o block.GetOptions, use func(int, block.Payload) error) error {
+	err := s.Store.Get(ctx, ns, hashLen, want, o, use)
+	s.ended <- err
+	return err
+}
+
+// A client that asks for blocks and takes none of their bytes does not hold them
+// for ever.
+func TestStalledGetEnds(t *testing.T) {
+	s := &countedGets{Store: memstore.New(nil), ended: make(chan error, 1)}
+	conn, _ := raw(t, s, &api.ServerOptions{Timeout: 100 * time.Millisecond})
+	c := pb.NewKvtierClient(conn)
+	const size = 1 << 20
+	ns, err := c.OpenNamespace(t.Context(), &pb.OpenNamespaceRequest{Descriptor_: &pb.Descriptor{Name: "ns", BlockBytes: size}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	put, err := c.Put(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var hashes []byte
+	for i := range 8 {
+		send(t, put, &pb.PutRequest{Block: header(i, size), Data: make([]byte, size), End: true, Open: openOnce(i, ns.Id)})
+		hashes = append(hashes, key(i)...)
+	}
+	if err := put.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := results(t, put); err != nil || len(r) != 8 {
+		t.Fatalf("put: %v, %v", r, err)
+	}
+	stream, err := c.Get(t.Context(), &pb.GetRequest{Namespace: ns.Id, HashLen: 8, Hashes: hashes})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := <-s.ended; err == nil {
+		t.Error("the get of a client that takes nothing ended well")
+	}
+	for err == nil {
+		_, err = stream.Recv()
+	}
+	if status.Code(err) != codes.DeadlineExceeded {
+		t.Errorf("the get ended with %v", err)
+	}
+}
+
+func openOnce(i int, ns uint32) *pb.PutOpen {
+	if i > 0 {
+		return nil
+	}
+	return &pb.PutOpen{Namespace: ns}
+}
+
 // Calls without a deadline get the server's.
 func TestDefaultDeadline(t *testing.T) {
 	s := memstore.New(&memstore.Options{Capacity: 1000})

@@ -47,8 +47,8 @@ type Store interface {
 	Abort(ids []uint64)
 	// CompareExisting settles a put of a key that is there, for a client that
 	// sent the bytes although it exists: nil when sum and length are the block's,
-	// ErrConflict (counted) when not. With o.Durable G3 it returns once the block
-	// is durable.
+	// ErrConflict (counted) when not, ErrNoSpace when the block has left meanwhile.
+	// With o.Durable G3 it returns once the block is durable.
 	CompareExisting(ctx context.Context, ns block.NamespaceID, h block.Hash, n int64, sum block.Sum, o block.PutOptions) error
 
 	// Get reads blocks and calls use for each key in order, hit or miss, on the
@@ -59,7 +59,7 @@ type Store interface {
 	// Prefetch brings blocks up to G2, root first, under a request id that the
 	// caller chose ("" for none), calling progress for each key in order. It
 	// returns when all are done, when ctx ends or when CancelPrefetch(id) is
-	// called (ErrNotFound for an unknown id).
+	// called (ErrNotFound for an unknown id). ErrInvalid for an id in use.
 	Prefetch(ctx context.Context, ns block.NamespaceID, hashLen int, hashes []byte, id string, progress func(block.Progress) error) error
 	CancelPrefetch(id string) error
 
@@ -81,6 +81,7 @@ type Store interface {
 	// "" at the end.
 	List(ctx context.Context, ns block.NamespaceID, cursor string, limit int) (entries []block.ListEntry, next string, err error)
 
+	// Stats is a snapshot of state and counters.
 	Stats() block.Stats
 	// Watch calls fn for each event of a namespace (0 for all) from now on, until
 	// ctx ends or fn fails. ready is called once, when it listens. A watcher that

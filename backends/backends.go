@@ -26,7 +26,7 @@ var table = [...]struct {
 	kind string
 	open func(*Options) (xfer.Backend, error)
 }{
-	{mem.New().Name(), func(*Options) (xfer.Backend, error) { return mem.New(), nil }},
+	{mem.Kind, func(*Options) (xfer.Backend, error) { return mem.New(), nil }},
 	{posix.Kind, func(o *Options) (xfer.Backend, error) {
 		p := o.Posix
 		if p.Logger == nil {

@@ -54,5 +54,5 @@ const (
 	SlotNone     SlotState = iota
 	SlotFilling            // a slot is taken, bytes are on their way
 	SlotResident           // committed: readable
-	SlotLeaving            // chosen to leave; readable until its record is dropped
+	SlotLeaving            // on its way out: not found any more, its slot not free yet
 )

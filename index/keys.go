@@ -18,7 +18,7 @@ var ErrVersion = errors.New("unknown format version")
 // Keys of the catalog begin with a byte that says what they lead to. Numbers in
 // them are big-endian, so that keys sort as the numbers do.
 //
-//	m                      Meta
+//	m                      meta
 //	n namespace(4)         namespace
 //	d digest(32)           namespace that was dropped, by the digest of its descriptor
 //	s number(2)            SlabRecord

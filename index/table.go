@@ -138,10 +138,10 @@ func (t *Table) Upsert(k block.Key, hashLen int, fn func(h block.Handle, e *Entr
 	return handle(n, i)
 }
 
-// Unlink makes an entry unfindable by its key, under which another may then be
-// created; by its handle it stays known until Free. It reports whether the entry
-// was linked.
-func (t *Table) Unlink(h block.Handle) bool {
+// Settle is Update for the last step of an entry's life: when fn returns true,
+// the entry is freed under the same lock, so that nobody can take it up in
+// between. It reports whether the handle was known.
+func (t *Table) Settle(h block.Handle, fn func(e *Entry) (free bool)) bool {
 	n, i, ok := split(h)
 	if !ok {
 		return false
@@ -149,27 +149,30 @@ func (t *Table) Unlink(h block.Handle) bool {
 	s := &t.shards[n]
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.unlink(t, i)
+	if s.life(i) == lifeFree {
+		return false
+	}
+	if fn(s.entry(i)) {
+		s.unlink(t, i)
+		s.give(i)
+	}
+	return true
 }
 
-// Free gives an entry back, unlinking it first if it is linked. It panics when
-// the handle is free already, unless the table is closed.
-func (t *Table) Free(h block.Handle) {
-	n, i, ok := split(h)
-	if !ok {
-		panic(fmt.Sprintf("index: free of handle %d", h))
-	}
+// Detach is UpdateKey for taking a key away: when fn returns true, the entry is
+// unlinked under the same lock, and stays known by its handle until it is freed.
+// It reports whether the block was found.
+func (t *Table) Detach(k block.Key, fn func(h block.Handle, e *Entry) (unlink bool)) bool {
+	hash := t.hash(k)
+	n := shardOf(hash)
 	s := &t.shards[n]
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.mu.dir == nil {
-		return
+	i, ok := s.find(hash, k)
+	if ok && fn(handle(n, i), s.entry(i)) {
+		s.unlink(t, i)
 	}
-	if s.life(i) == lifeFree {
-		panic(fmt.Sprintf("index: handle %d freed twice", h))
-	}
-	s.unlink(t, i)
-	s.give(i)
+	return ok
 }
 
 // Range calls fn with a copy of each linked entry from a handle on, in the order

@@ -2,6 +2,7 @@ package index
 
 import (
 	"encoding/binary"
+	"fmt"
 	"math/rand/v2"
 	"runtime"
 	"slices"
@@ -424,4 +425,62 @@ func TestTableConcurrently(t *testing.T) {
 	if table.Len() != want {
 		t.Errorf("Len = %d, want %d", table.Len(), want)
 	}
+}
+
+func TestSettleAndDetach(t *testing.T) {
+	table := tableForTest(t)
+	k := small(1, 5)
+	h := table.Upsert(k, 8, nothing)
+	if !table.Settle(h, func(*Entry) bool { return false }) || table.Len() != 1 {
+		t.Error("Settle frees what it was told to keep")
+	}
+	if !table.Detach(k, func(g block.Handle, _ *Entry) bool { return g != h }) || table.Len() != 1 {
+		t.Error("Detach unlinks what it was told to keep")
+	}
+	if !table.Detach(k, func(g block.Handle, _ *Entry) bool { return g == h }) || table.Len() != 0 {
+		t.Error("Detach does not unlink")
+	}
+	if table.Detach(k, func(block.Handle, *Entry) bool { return true }) {
+		t.Error("Detach finds an unlinked entry")
+	}
+	if !table.View(h, func(*Entry) {}) {
+		t.Error("Detach frees the entry")
+	}
+	if !table.Settle(h, func(*Entry) bool { return true }) || table.Settle(h, nil) || table.Settle(0, nil) {
+		t.Error("Settle does not free the entry once")
+	}
+}
+
+// Unlink makes an entry unfindable by its key, under which another may then be
+// created; by its handle it stays known until Free. It reports whether the entry
+// was linked.
+func (t *Table) Unlink(h block.Handle) bool {
+	n, i, ok := split(h)
+	if !ok {
+		return false
+	}
+	s := &t.shards[n]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.unlink(t, i)
+}
+
+// Free gives an entry back, unlinking it first if it is linked. It panics when
+// the handle is free already, unless the table is closed.
+func (t *Table) Free(h block.Handle) {
+	n, i, ok := split(h)
+	if !ok {
+		panic(fmt.Sprintf("index: free of handle %d", h))
+	}
+	s := &t.shards[n]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.mu.dir == nil {
+		return
+	}
+	if s.life(i) == lifeFree {
+		panic(fmt.Sprintf("index: handle %d freed twice", h))
+	}
+	s.unlink(t, i)
+	s.give(i)
 }

@@ -202,8 +202,9 @@ func (s *Store) Clear(ctx context.Context, nsID block.NamespaceID) (int64, error
 	if err != nil {
 		return 0, fmt.Errorf("clear: %w", err)
 	}
+	// Held until the clearing is in the catalog, also when ctx ends before that:
+	// what changes the namespace next is written behind it.
 	s.names.change.Lock()
-	defer s.names.change.Unlock()
 	// While the gate is closed no block of the namespace is committed, so the
 	// records that are queued are all of the old epoch, and the clearing behind
 	// them in the queue covers them.
@@ -225,7 +226,10 @@ func (s *Store) Clear(ctx context.Context, nsID block.NamespaceID) (int64, error
 		}
 	}
 	w.wg.Add(1)
-	s.commits.add(catalogOp{clear: &next, fin: w.fin})
+	s.commits.add(catalogOp{clear: &next, fin: func(err error) {
+		s.names.change.Unlock()
+		w.fin(err)
+	}})
 	ns.state.Store(&next)
 	ns.gate.Unlock()
 	if err := w.wait(ctx); err != nil {

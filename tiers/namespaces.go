@@ -38,6 +38,14 @@ type namespace struct {
 
 func (n *namespace) get() block.Namespace { return *n.state.Load() }
 
+// as is the namespace itself if d is its descriptor.
+func (n *namespace) as(d block.Descriptor) (*namespace, error) {
+	if m := n.get().Desc.Differs(d); m != nil {
+		return nil, fmt.Errorf("open namespace: %w", m)
+	}
+	return n, nil
+}
+
 func (s *namespaces) init(c *index.Catalog) error {
 	s.catalog = c
 	s.mu.byID = map[block.NamespaceID]*namespace{}
@@ -120,14 +128,13 @@ func (s *namespaces) open(d block.Descriptor, ttl time.Duration) (*namespace, er
 	if ttl < 0 {
 		return nil, fmt.Errorf("%w: namespace %q: ttl %v", block.ErrInvalid, d.Name, ttl)
 	}
+	if n, err := s.byName(d.Name); err == nil {
+		return n.as(d)
+	}
 	s.change.Lock()
 	defer s.change.Unlock()
 	if n, err := s.byName(d.Name); err == nil {
-		have := n.get().Desc
-		if m := have.Differs(d); m != nil {
-			return nil, fmt.Errorf("open namespace: %w", m)
-		}
-		return n, nil
+		return n.as(d)
 	}
 	id, err := s.catalog.NewNamespaceID()
 	if err != nil {

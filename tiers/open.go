@@ -14,6 +14,14 @@ import (
 	"github.com/kvtier/kvtier/xfer"
 )
 
+const (
+	// maxLeasedBlocks bounds the blocks that all leases hold, a block counted once
+	// for each lease on it.
+	maxLeasedBlocks = 1 << 20
+	// maxPrefetchBlocks bounds the blocks that prefetches may have under way.
+	maxPrefetchBlocks = 1 << 16
+)
+
 // Open opens the store of a data directory, made when absent, and returns when
 // the blocks that were committed to its slabs are served. The memory of G2 may
 // still be populated then. Errors: block.ErrInvalid for options that cannot be
@@ -50,8 +58,8 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 		return nil, err
 	}
 	s.events = newEventHub(0)
-	s.leases = NewLeases(o.MaxLeases, 1<<20)
-	s.prefetches = newPrefetchQueue(1<<16, o.PrefetchBytes)
+	s.leases = NewLeases(o.MaxLeases, maxLeasedBlocks)
+	s.prefetches = newPrefetchQueue(maxPrefetchBlocks, o.PrefetchBytes)
 	s.reservations.init(o)
 	s.moves.init()
 	if s.staging, err = newStaging(s.agent); err != nil {

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -48,10 +49,10 @@ type Slab struct {
 	device bool
 	noSync bool
 	sync   func() error // makes what was written durable
+	failed atomic.Pointer[error]
 	mu     struct {
 		sync.Mutex // held while the slab is flushed
 		closed     bool
-		failed     error // of the flush that failed
 	}
 }
 
@@ -163,21 +164,18 @@ func (s *Slab) Flush() error {
 	switch {
 	case s.mu.closed:
 		return fmt.Errorf("flush slab %s: %w", s.path, block.ErrClosed)
-	case s.mu.failed != nil:
-		return fmt.Errorf("flush slab %s: since a flush failed: %w", s.path, s.mu.failed)
+	case s.failed.Load() != nil:
+		return fmt.Errorf("flush slab %s: since a flush failed: %w", s.path, *s.failed.Load())
 	}
-	if s.mu.failed = s.sync(); s.mu.failed != nil {
-		return fmt.Errorf("flush slab %s: %w", s.path, s.mu.failed)
+	if err := s.sync(); err != nil {
+		s.failed.Store(&err)
+		return fmt.Errorf("flush slab %s: %w", s.path, err)
 	}
 	return nil
 }
 
-// Trusted reports whether every flush so far succeeded.
-func (s *Slab) Trusted() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.mu.failed == nil
-}
+// Trusted reports whether every flush so far succeeded. It waits for none.
+func (s *Slab) Trusted() bool { return s.failed.Load() == nil }
 
 // Close unlocks the slab, when a flush under way has ended. It does not flush. It
 // is safe to call twice.

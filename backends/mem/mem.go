@@ -30,6 +30,9 @@ const (
 	maxWorkers = 8
 )
 
+// Kind is the backend's name.
+const Kind = "mem"
+
 // Backend copies between DRAM and DRAM.
 type Backend struct {
 	speed  speed
@@ -39,8 +42,8 @@ type Backend struct {
 // New makes the backend.
 func New() *Backend { return &Backend{} }
 
-// Name gives "mem".
-func (b *Backend) Name() string { return "mem" }
+// Name is "mem".
+func (b *Backend) Name() string { return Kind }
 
 // Caps says that it copies DRAM to DRAM within this process.
 func (b *Backend) Caps() xfer.Caps {

@@ -139,7 +139,7 @@ func limitUpwards(root fs.FS, mount, cgroup string, files ...string) int64 {
 func autoDRAM(free int64) (int64, error) {
 	n := free / autoDRAMShare / dramUnit * dramUnit
 	if n < minAutoDRAM {
-		return 0, fmt.Errorf("choose --dram: %s of memory is too little to choose from; give --dram SIZE", FormatSizeShort(free))
+		return 0, fmt.Errorf("choose --dram: %s of memory is too little to choose from; give --dram SIZE", formatSizeShort(free))
 	}
 	return min(n, maxAutoDRAM), nil
 }

@@ -216,7 +216,7 @@ func (b *bench) needSpace(n int64) error {
 		return err
 	}
 	if free < n {
-		return fmt.Errorf("%s has %s free and %s are needed; give --dir", b.dir, FormatSizeShort(free), FormatSizeShort(n))
+		return fmt.Errorf("%s has %s free and %s are needed; give --dir", b.dir, formatSizeShort(free), formatSizeShort(n))
 	}
 	return nil
 }

@@ -23,7 +23,7 @@ type lookupStore struct {
 	rand   *rand.Rand
 }
 
-// lookups gives the store of match and grpc, made when it is first asked for.
+// lookupStore gives the store of match and grpc, made when it is first asked for.
 func (b *bench) lookupStore(ctx context.Context) (*lookupStore, error) {
 	if b.table != nil {
 		return b.table, nil
@@ -169,7 +169,7 @@ func (g *grpcBench) round(ctx context.Context) error {
 			return err
 		}
 		matched := time.Now()
-		serving, err := g.client.Health(ctx)
+		info, err := g.client.Ping(ctx)
 		answered := time.Now()
 		found := 0
 		table.LookupAll(g.store.ns, benchHashBytes, keys[1], func(_ int, _ block.Handle, e *index.Entry) bool {
@@ -182,7 +182,7 @@ func (g *grpcBench) round(ctx context.Context) error {
 		switch {
 		case err != nil:
 			return err
-		case !serving:
+		case !info.Ready:
 			return errors.New("the server says that it does not serve")
 		case res.Prefix != matchKeys || found != matchKeys:
 			return fmt.Errorf("found %d and %d of %d keys", res.Prefix, found, matchKeys)

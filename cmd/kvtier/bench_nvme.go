@@ -68,7 +68,7 @@ func benchNVMe(ctx context.Context, b *bench) (err error) {
 // part of a file that is only set aside costs the file system more than later
 // ones. It returns where the slab's data begins.
 func (b *bench) makeSlab(ctx context.Context, name string, bytes int64) (dataAt int64, err error) {
-	b.note("making %s of slab", FormatSizeShort(bytes))
+	b.note("making %s of slab", formatSizeShort(bytes))
 	s, err := b.openStore(ctx, name, minDRAM, bytes, b.payload, true)
 	if err != nil {
 		return 0, err

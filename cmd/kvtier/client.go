@@ -4,10 +4,8 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"time"
 
@@ -35,9 +33,7 @@ func (f *clientFlags) add(c *cobra.Command, jsonHelp string) {
 	fs.SortFlags = false
 	fs.StringVar(&f.server, "server", "127.0.0.1:7070", "`address` of the daemon, HOST:PORT or unix:PATH")
 	fs.DurationVar(&f.timeout, "timeout", 30*time.Second, "most time that a call to the daemon may take")
-	if jsonHelp != "" {
-		fs.BoolVar(&f.json, "json", false, jsonHelp)
-	}
+	fs.BoolVar(&f.json, "json", false, jsonHelp)
 	fs.StringVar(&f.tokenFile, "token-file", "", "`file` with the token to give (or set "+tokenEnv+")")
 	fs.BoolVar(&f.useTLS, "tls", false, "use TLS; implied by the other --tls flags")
 	fs.StringVar(&f.tlsCA, "tls-ca", "", "`file` of certificates (PEM) of which one must have signed the server's (default the system's)")
@@ -148,13 +144,6 @@ func withHashLen(ns block.Namespace, hashLen int) (block.Namespace, error) {
 	}
 	ns.HashLen = hashLen
 	return ns, nil
-}
-
-// writeJSONLine writes v as one line of JSON.
-func writeJSONLine(w io.Writer, v any) error {
-	enc := json.NewEncoder(w)
-	enc.SetEscapeHTML(false)
-	return enc.Encode(v)
 }
 
 // tierNames writes tiers as flags and JSON name them.

@@ -80,7 +80,7 @@ type listValue struct {
 	set   bool
 }
 
-// String gives the values in brackets.
+// String gives the values with commas between them.
 func (v *listValue) String() string {
 	if v.p == nil || len(*v.p) == 0 {
 		return ""

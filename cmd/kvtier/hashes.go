@@ -23,20 +23,20 @@ func parseHashes(args []string) (hashes []block.Hash, hashLen int, err error) {
 	return hashes, hashLen, nil
 }
 
-// parseRange reads OFF:LEN, both numbers of bytes as ParseSize reads them. LEN
+// parseRange reads OFF:LEN, both numbers of bytes as parseSize reads them. LEN
 // may be absent, which asks for all from OFF on.
 func parseRange(s string) (off, length int64, err error) {
 	from, upTo, ok := strings.Cut(s, ":")
 	if !ok {
 		return 0, 0, usageErrorf("range %q: want OFF:LEN", s)
 	}
-	if off, err = ParseSize(from); err != nil {
+	if off, err = parseSize(from); err != nil {
 		return 0, 0, usageErrorf("range %q: %w", s, err)
 	}
 	if upTo == "" {
 		return off, 0, nil
 	}
-	if length, err = ParseSize(upTo); err != nil {
+	if length, err = parseSize(upTo); err != nil {
 		return 0, 0, usageErrorf("range %q: %w", s, err)
 	}
 	if length == 0 {

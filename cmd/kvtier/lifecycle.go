@@ -145,7 +145,7 @@ func (p *servePlan) options(f *serveFlags, agent *xfer.Agent, log *slog.Logger) 
 func (p *servePlan) logOpened(log *slog.Logger, s block.Stats, took time.Duration) {
 	log.Info("store is open", "data", p.data, "blocks", s.Blocks, "namespaces", s.Namespaces, "took", took.Round(time.Millisecond))
 	for _, t := range s.Tiers {
-		attrs := []any{"tier", t.Tier, "capacity", FormatSizeShort(t.Capacity), "blocks", t.Blocks}
+		attrs := []any{"tier", t.Tier.String(), "capacity", formatSizeShort(t.Capacity), "blocks", t.Blocks}
 		if t.Tier == block.G2 && p.dramFrom != "" {
 			attrs = append(attrs, "why", p.dramFrom)
 		}

@@ -233,7 +233,7 @@ func TestWatch(t *testing.T) {
 		return l
 	}
 
-	lines, wait := watch("--namespace", "demo", "--count", "3")
+	lines, wait := watch("--namespace", "demo", "--count", "3", "--json")
 	if r := kvtier(t, addr, "other", "put", "--namespace", "other", "--block-bytes", "5", hashC, "-"); r.code != 0 {
 		t.Fatalf("put: %+v", r)
 	}
@@ -250,6 +250,13 @@ func TestWatch(t *testing.T) {
 	kvtier(t, addr, "", "rm", "--namespace", "demo", "--all", "--yes")
 	if got := next(lines); got.Event != "cleared" || got.Count != 1 {
 		t.Errorf("event %+v, want one block cleared", got)
+	}
+	wait().want(t, 0, "", "")
+
+	lines, wait = watch("--count", "1")
+	kvtier(t, addr, strings.Repeat("x", 10), "put", "--namespace", "demo", "--max-block-bytes", "1KiB", "--parent", hashA, hashB, "-").want(t, 0, "stored "+hashB+", 10 bytes, g2\n", "")
+	if !lines.Scan() || !strings.HasSuffix(lines.Text(), " stored demo "+hashB+" g2 10 bytes parent "+hashA) {
+		t.Errorf("an event for people: %q", lines.Text())
 	}
 	wait().want(t, 0, "", "")
 

@@ -85,7 +85,7 @@ func (o *namespaceOutput) print(w io.Writer) error {
 		{"created", o.Created},
 	}...)
 	if o.Blocks != nil {
-		rows = append(rows, [2]string{"blocks", fmt.Sprint(*o.Blocks)}, [2]string{"payload", FormatSizeShort(*o.Bytes)})
+		rows = append(rows, [2]string{"blocks", fmt.Sprint(*o.Blocks)}, [2]string{"payload", formatSizeShort(*o.Bytes)})
 	}
 	return printTable(w, rows)
 }
@@ -154,7 +154,7 @@ func listNamespaces(ctx context.Context, f *clientFlags, stdout io.Writer) error
 		fmt.Fprintln(tw, "NAME\tBLOCKS\tPAYLOAD\tBLOCK BYTES\tHASH LENGTH\tEPOCH\tTIME TO LIVE")
 		for _, o := range out {
 			fmt.Fprintf(tw, "%s\t%d\t%s\t%s\t%s\t%d\t%s\n",
-				o.Name, *o.Blocks, FormatSizeShort(*o.Bytes), o.blockBytesText(), hashLenText(o.HashLen), o.Epoch, ttlText(o.TTLMS))
+				o.Name, *o.Blocks, formatSizeShort(*o.Bytes), o.blockBytesText(), hashLenText(o.HashLen), o.Epoch, ttlText(o.TTLMS))
 		}
 		return tw.Flush()
 	})

@@ -115,6 +115,9 @@ func (f *replayFlags) replay(ctx context.Context, path string, stdout, stderr io
 	if err := f.validate(); err != nil {
 		return err
 	}
+	if f.blockBytes == 0 {
+		return usageErrorf("--block-bytes: give the size of each block; only --check-only does without")
+	}
 	d := block.Descriptor{Name: f.namespace, BlockBytes: f.blockBytes}
 	if err := d.Validate(); err != nil {
 		return &exitError{exitUsage, err}

@@ -195,7 +195,6 @@ func (r *replayer) putBatch(ctx context.Context, items []api.PutItem) error {
 			r.report.Refused += int64(len(refused))
 		}
 		if callErr != nil {
-			r.buf = nil // the transport may still hold pieces of it
 			r.addErrors(len(refused), noRoom)
 			if cause != callErr {
 				return nil

@@ -3,9 +3,6 @@ package main
 import (
 	"fmt"
 	"io"
-	"slices"
-	"strings"
-	"text/tabwriter"
 	"time"
 )
 
@@ -68,7 +65,7 @@ func (r *replayReport) countEvictions(before, after map[string]int64) {
 // progressLine says how far a replay is.
 func (r *replayReport) progressLine(since time.Duration) string {
 	return fmt.Sprintf("%d requests, %d blocks, %d hits, %s put, %s got, %d refused, %d wrong bytes, %.0f s",
-		r.Requests, r.BlockRefs, r.Hits, FormatSizeShort(r.BytesPut), FormatSizeShort(r.BytesGot), r.Refused, r.WrongBytes, since.Seconds())
+		r.Requests, r.BlockRefs, r.Hits, formatSizeShort(r.BytesPut), formatSizeShort(r.BytesGot), r.Refused, r.WrongBytes, since.Seconds())
 }
 
 // print writes the report for people.
@@ -78,9 +75,9 @@ func (r *replayReport) print(w io.Writer) error {
 		{"block refs", fmt.Sprint(r.BlockRefs)},
 		{"prefix hits", fmt.Sprintf("%d (rate %.4f)", r.PrefixHits, r.PrefixHitRate)},
 		{"hits", fmt.Sprintf("%d (rate %.4f)%s", r.Hits, r.HitRate, countsIn(r.HitsByTier))},
-		{"got", fmt.Sprintf("%s in %d blocks", FormatSizeShort(r.BytesGot), r.Gets-r.Missed)},
+		{"got", fmt.Sprintf("%s in %d blocks", formatSizeShort(r.BytesGot), r.Gets-r.Missed)},
 		{"gone since match", fmt.Sprintf("%d%s", r.Missed, countsIn(r.MissReasons))},
-		{"put", fmt.Sprintf("%s in %d blocks, %d existed", FormatSizeShort(r.BytesPut), r.Puts, r.Existed)},
+		{"put", fmt.Sprintf("%s in %d blocks, %d existed", formatSizeShort(r.BytesPut), r.Puts, r.Existed)},
 		{"refused", fmt.Sprintf("%d, %d retries", r.Refused, r.Retries)},
 		{"evictions", fmt.Sprintf("%d%s", r.Evictions, countsIn(r.EvictionsByTier))},
 		{"wrong bytes", fmt.Sprint(r.WrongBytes)},
@@ -141,35 +138,5 @@ func perSecond(n int64, seconds float64) string {
 	if seconds <= 0 {
 		return "-"
 	}
-	return FormatSizeShort(int64(float64(n) / seconds))
-}
-
-// countsIn writes the counts of a map that are not zero, in the order of their
-// names: " (g2 5, g3 7)".
-func countsIn(m map[string]int64) string {
-	var names []string
-	for name, n := range m {
-		if n != 0 {
-			names = append(names, name)
-		}
-	}
-	if len(names) == 0 {
-		return ""
-	}
-	slices.Sort(names)
-	for i, name := range names {
-		names[i] = fmt.Sprintf("%s %d", name, m[name])
-	}
-	return " (" + strings.Join(names, ", ") + ")"
-}
-
-// printTable writes names and values in two columns.
-func printTable(w io.Writer, rows [][2]string) error {
-	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	for _, row := range rows {
-		if _, err := fmt.Fprintf(tw, "%s\t%s\n", row[0], row[1]); err != nil {
-			return err
-		}
-	}
-	return tw.Flush()
+	return formatSizeShort(int64(float64(n) / seconds))
 }

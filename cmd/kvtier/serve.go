@@ -124,7 +124,7 @@ func parseSlab(s string) (slab, error) {
 	if i < 1 {
 		return slab{}, fmt.Errorf("slab %q: want PATH=SIZE or none", s)
 	}
-	n, err := ParseSize(s[i+1:])
+	n, err := parseSize(s[i+1:])
 	if err != nil {
 		return slab{}, fmt.Errorf("slab %q: %w", s, err)
 	}
@@ -228,7 +228,7 @@ func (f *serveFlags) plan(ctx context.Context, env environment) (*servePlan, err
 func (p *servePlan) planDRAM(f *serveFlags, env environment) error {
 	if f.dram != autoSize {
 		if f.dram < minDRAM {
-			return usageErrorf("--dram %s: want at least %s", FormatSize(f.dram), FormatSize(minDRAM))
+			return usageErrorf("--dram %s: want at least %s", formatSize(f.dram), formatSize(minDRAM))
 		}
 		p.dram = f.dram
 		return nil
@@ -240,7 +240,7 @@ func (p *servePlan) planDRAM(f *serveFlags, env environment) error {
 	if p.dram, err = autoDRAM(free); err != nil {
 		return err
 	}
-	p.dramFrom = fmt.Sprintf("chosen from %s, %s", what, FormatSizeShort(free))
+	p.dramFrom = fmt.Sprintf("chosen from %s, %s", what, formatSizeShort(free))
 	return nil
 }
 
@@ -274,7 +274,7 @@ func (p *servePlan) planSlabs(f *serveFlags, env environment) error {
 	if n := autoSlab(free); n > 0 {
 		p.defaultSlab = &slab{filepath.Join(p.data, "g3.slab"), n}
 	} else {
-		p.slabNote = fmt.Sprintf("the file system of %s has only %s free", p.data, FormatSizeShort(free))
+		p.slabNote = fmt.Sprintf("the file system of %s has only %s free", p.data, formatSizeShort(free))
 	}
 	return nil
 }
@@ -311,7 +311,7 @@ func (p *servePlan) note(name string) string {
 	case name == "dram":
 		return p.dramFrom
 	case name == "nvme" && p.defaultSlab != nil:
-		return fmt.Sprintf("the slabs that the data directory records; when it is new, %s=%s", p.defaultSlab.path, FormatSize(p.defaultSlab.bytes))
+		return fmt.Sprintf("the slabs that the data directory records; when it is new, %s=%s", p.defaultSlab.path, formatSize(p.defaultSlab.bytes))
 	case name == "nvme" && p.slabNote != "":
 		return "the slabs that the data directory records; none for a new one: " + p.slabNote
 	}

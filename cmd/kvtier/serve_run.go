@@ -46,7 +46,7 @@ func serve(ctx context.Context, f *serveFlags, p *servePlan, stdout io.Writer, l
 		}
 		reg := newRegistry(newStoreCollector(st.snapshot), newXferCollector(agent.Stats, files.Stats))
 		closers.add(startMonitor(l, monitorHandler(reg, log, st.ready), log).Close)
-		log.Info("metrics listen", "address", boundTo(l))
+		log.Info("metrics listen", "address", boundTo(l).String())
 	}
 
 	begin := time.Now()

@@ -19,10 +19,10 @@ var sizeUnits = map[string]int64{
 	"t": 1 << 40, "ti": 1 << 40, "tib": 1 << 40, "tb": 1e12,
 }
 
-// ParseSize reads a number of bytes such as 4GiB, 1.5G, 64KiB, 10MB or 1048576.
+// parseSize reads a number of bytes such as 4GiB, 1.5G, 64KiB, 10MB or 1048576.
 // It fails, naming the value, on anything that is not a whole number of bytes
 // between 0 and the largest int64.
-func ParseSize(s string) (int64, error) {
+func parseSize(s string) (int64, error) {
 	digits := strings.TrimLeft(s, "0123456789.")
 	number, unit := s[:len(s)-len(digits)], digits
 	scale, ok := sizeUnits[strings.ToLower(unit)]
@@ -49,9 +49,9 @@ func ParseSize(s string) (int64, error) {
 	return r.Num().Int64(), nil
 }
 
-// FormatSize writes a number of bytes exactly, in the largest unit of which it
-// is a multiple, so that ParseSize reads the same number again.
-func FormatSize(n int64) string {
+// formatSize writes a number of bytes exactly, in the largest unit of which it
+// is a multiple, so that parseSize reads the same number again.
+func formatSize(n int64) string {
 	for _, u := range []struct {
 		scale int64
 		name  string
@@ -63,9 +63,9 @@ func FormatSize(n int64) string {
 	return fmt.Sprintf("%d", n)
 }
 
-// FormatSizeShort writes a number of bytes for people, with at most one digit
+// formatSizeShort writes a number of bytes for people, with at most one digit
 // behind the point: 3.7 GiB.
-func FormatSizeShort(n int64) string {
+func formatSizeShort(n int64) string {
 	const units = "KMGTPE"
 	if n > -1024 && n < 1024 {
 		return fmt.Sprintf("%d B", n)
@@ -100,7 +100,7 @@ func sizeVar(fs *pflag.FlagSet, p *int64, name string, value int64, usage string
 	fs.Var(&sizeValue{n: p}, name, usage)
 }
 
-// String gives the size as FormatSize writes it.
+// String gives the size as formatSize writes it.
 func (v *sizeValue) String() string {
 	if v.n == nil {
 		return ""
@@ -108,7 +108,7 @@ func (v *sizeValue) String() string {
 	if *v.n == autoSize && v.auto {
 		return "auto"
 	}
-	return FormatSize(*v.n)
+	return formatSize(*v.n)
 }
 
 // Set reads a size.
@@ -117,7 +117,7 @@ func (v *sizeValue) Set(s string) error {
 		*v.n = autoSize
 		return nil
 	}
-	n, err := ParseSize(s)
+	n, err := parseSize(s)
 	if err != nil {
 		return err
 	}

@@ -28,9 +28,9 @@ func TestParseSize(t *testing.T) {
 		{"2TB", 2e12},
 		{"9223372036854775807", math.MaxInt64},
 	} {
-		got, err := ParseSize(tc.in)
+		got, err := parseSize(tc.in)
 		if err != nil || got != tc.want {
-			t.Errorf("ParseSize(%q) = %d, %v, want %d", tc.in, got, err, tc.want)
+			t.Errorf("parseSize(%q) = %d, %v, want %d", tc.in, got, err, tc.want)
 		}
 	}
 }
@@ -40,13 +40,13 @@ func TestParseSizeRefuses(t *testing.T) {
 		"", "GiB", "-1", "+1", " 1", "1 GiB", "1GiB ", "4Gx", "0x10", "1e3", "1.", ".5", "1.2.3",
 		"1.5", "0.3KiB", "9223372036854775808", "8388608TiB", "25%", "1_000", strings.Repeat("9", 100),
 	} {
-		got, err := ParseSize(in)
+		got, err := parseSize(in)
 		if err == nil {
-			t.Errorf("ParseSize(%q) = %d, want an error", in, got)
+			t.Errorf("parseSize(%q) = %d, want an error", in, got)
 			continue
 		}
 		if !strings.Contains(err.Error(), in) {
-			t.Errorf("ParseSize(%q): %v: does not name the value", in, err)
+			t.Errorf("parseSize(%q): %v: does not name the value", in, err)
 		}
 	}
 }
@@ -61,8 +61,8 @@ func TestFormatSizeShort(t *testing.T) {
 		math.MaxInt64: "8.0 EiB",
 		-2 << 20:      "-2.0 MiB",
 	} {
-		if got := FormatSizeShort(n); got != want {
-			t.Errorf("FormatSizeShort(%d) = %q, want %q", n, got, want)
+		if got := formatSizeShort(n); got != want {
+			t.Errorf("formatSizeShort(%d) = %q, want %q", n, got, want)
 		}
 	}
 }
@@ -75,10 +75,10 @@ func FuzzSize(f *testing.F) {
 		if n < 0 {
 			n = -(n + 1)
 		}
-		s := FormatSize(n)
-		got, err := ParseSize(s)
+		s := formatSize(n)
+		got, err := parseSize(s)
 		if err != nil || got != n {
-			t.Fatalf("ParseSize(FormatSize(%d) = %q) = %d, %v", n, s, got, err)
+			t.Fatalf("parseSize(formatSize(%d) = %q) = %d, %v", n, s, got, err)
 		}
 	})
 }

@@ -137,7 +137,7 @@ func (o *statOutput) print(w io.Writer) error {
 		{"version", o.Version},
 		{"uptime", uptime.String()},
 		{"blocks", fmt.Sprintf("%d in %d namespaces", o.Blocks, o.Namespaces)},
-		{"table", FormatSizeShort(o.TableBytes)},
+		{"table", formatSizeShort(o.TableBytes)},
 		{"held now", fmt.Sprintf("%d leases, %d reservations, %d watchers", o.Leases, o.Reservations, o.Watchers)},
 		{"prefetch", fmt.Sprintf("%d queued, %d done, %d dropped, %d cancelled", o.Prefetch.Queued, o.Prefetch.Done, o.Prefetch.Dropped, o.Prefetch.Cancelled)},
 		{"misses", fmt.Sprintf("%d%s", total(o.Misses), countsIn(o.Misses))},
@@ -153,8 +153,8 @@ func (o *statOutput) print(w io.Writer) error {
 	fmt.Fprintln(tw, "\nTIER\tBLOCKS\tPAYLOAD\tUSED\tCAPACITY\tHITS\tIN\tOUT\tEVICTED\tDROPPED\tREFUSED")
 	for _, t := range o.Tiers {
 		fmt.Fprintf(tw, "%s\t%d\t%s\t%s\t%s\t%d\t%s\t%s\t%d\t%d\t%d\n",
-			t.Tier, t.Blocks, FormatSizeShort(t.PayloadBytes), FormatSizeShort(t.Used), FormatSizeShort(t.Capacity),
-			t.Hits, FormatSizeShort(t.BytesIn), FormatSizeShort(t.BytesOut), t.Evictions, t.Dropped, t.Refused)
+			t.Tier, t.Blocks, formatSizeShort(t.PayloadBytes), formatSizeShort(t.Used), formatSizeShort(t.Capacity),
+			t.Hits, formatSizeShort(t.BytesIn), formatSizeShort(t.BytesOut), t.Evictions, t.Dropped, t.Refused)
 	}
 	if err := tw.Flush(); err != nil {
 		return err
@@ -166,7 +166,7 @@ func (o *statOutput) print(w io.Writer) error {
 			if name == "" {
 				name = fmt.Sprint(i)
 			}
-			fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\n", t.Tier, name, FormatSizeShort(d.Bytes), d.State, d.detail())
+			fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\n", t.Tier, name, formatSizeShort(d.Bytes), d.State, d.detail())
 		}
 	}
 	return tw.Flush()
@@ -185,10 +185,10 @@ func (d *statDevice) detail() string {
 		add("%s", d.Engine)
 	}
 	if d.PageBytes > 0 {
-		add("pages of %s, %s locked", FormatSizeShort(d.PageBytes), FormatSizeShort(d.LockedBytes))
+		add("pages of %s, %s locked", formatSizeShort(d.PageBytes), formatSizeShort(d.LockedBytes))
 	}
 	if d.FreeOnFS > 0 {
-		add("%s free on its file system", FormatSizeShort(d.FreeOnFS))
+		add("%s free on its file system", formatSizeShort(d.FreeOnFS))
 	}
 	return s
 }

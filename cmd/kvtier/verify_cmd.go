@@ -90,6 +90,6 @@ func printVerify(w io.Writer, r verifyReport) error {
 			return err
 		}
 	}
-	_, err := fmt.Fprintf(w, "%s: %d committed blocks, %s: %d good, %d bad\n", r.Data, r.Records, FormatSizeShort(r.Bytes), r.Good, r.Bad)
+	_, err := fmt.Fprintf(w, "%s: %d committed blocks, %s: %d good, %d bad\n", r.Data, r.Records, formatSizeShort(r.Bytes), r.Good, r.Bad)
 	return err
 }

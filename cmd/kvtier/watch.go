@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -52,17 +54,36 @@ func describeEvent(e block.Event) watchLine {
 	return l
 }
 
+// line writes an event for people.
+func (l *watchLine) line() string {
+	words := []string{fmt.Sprint(l.Seq), l.Event, l.Namespace, l.Hash, l.Tier, l.Reason}
+	words = slices.DeleteFunc(words, func(s string) bool { return s == "" })
+	if l.Bytes > 0 {
+		words = append(words, fmt.Sprintf("%d bytes", l.Bytes))
+	}
+	if l.Parent != "" {
+		words = append(words, "parent "+l.Parent)
+	}
+	if l.Last {
+		words = append(words, "last")
+	}
+	if l.Count > 0 {
+		words = append(words, fmt.Sprintf("count %d", l.Count))
+	}
+	return strings.Join(words, " ")
+}
+
 func newWatchCmd() *cobra.Command {
 	f := &watchFlags{}
 	c := &cobra.Command{
 		Use:   "watch",
-		Short: "Print what happens to blocks, a line of JSON for each event",
-		Long: `Print what happens to blocks from now on, a line of JSON for each event, until
+		Short: "Print what happens to blocks, a line for each event",
+		Long: `Print what happens to blocks from now on, a line for each event, until
 interrupted. "watching" on standard error says that the daemon listens: what is
 done after it is told. --timeout bounds only the connecting.`,
 		Args: cobra.NoArgs,
 	}
-	f.add(c, "")
+	f.add(c, "print a line of JSON for each event")
 	fs := c.Flags()
 	fs.StringVar(&f.namespace, "namespace", "", "`name` of the namespace (default all)")
 	fs.DurationVar(&f.span, "for", 0, "end after so long; 0 goes on")
@@ -98,7 +119,14 @@ func (f *watchFlags) run(ctx context.Context, stdout, stderr io.Writer) error {
 		defer cancel()
 		var seen int64
 		err := client.Watch(wctx, ns, func() { fmt.Fprintln(stderr, "watching") }, func(e block.Event) error {
-			if err := writeJSONLine(stdout, describeEvent(e)); err != nil {
+			l := describeEvent(e)
+			var err error
+			if f.json {
+				err = writeJSONLine(stdout, l)
+			} else {
+				_, err = fmt.Fprintln(stdout, l.line())
+			}
+			if err != nil {
 				return err
 			}
 			if seen++; seen == f.count {

@@ -82,9 +82,6 @@ func TestTier(t *testing.T) {
 	if _, err := block.ParseTier("nvme"); !errors.Is(err, block.ErrInvalid) || !strings.Contains(err.Error(), "nvme") {
 		t.Errorf("ParseTier(nvme): %v", err)
 	}
-	if block.G2.Durable() || !block.G3.Durable() || !block.G4.Durable() {
-		t.Error("G3 and G4 are durable, G2 is not")
-	}
 }
 
 // descriptor has a value of its own in every field.

@@ -28,9 +28,6 @@ func (t TierID) String() string {
 	return fmt.Sprintf("tier(%d)", uint8(t))
 }
 
-// Durable reports whether a block committed to the tier survives a restart.
-func (t TierID) Durable() bool { return t == G3 || t == G4 }
-
 // ParseTier reads g1 to g4. It fails with ErrInvalid, naming the value.
 func ParseTier(s string) (TierID, error) {
 	switch strings.ToLower(s) {

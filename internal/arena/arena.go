@@ -120,11 +120,8 @@ func New(size int64, o *Options) (*Arena, error) {
 // number of huge pages.
 func (a *Arena) Size() int64 { return a.size }
 
-// ChunkBytes is the size of every chunk but the last, which may be shorter.
-func (a *Arena) ChunkBytes() int64 { return a.chunkSize }
-
-// Chunks are the arena's memory in order of offset: offset o is byte
-// o%ChunkBytes of chunk o/ChunkBytes. The slices must not be changed.
+// Chunks are the arena's memory in order of offset, each of Options.ChunkBytes
+// but the last, which may be shorter. The slices must not be changed.
 func (a *Arena) Chunks() [][]byte { return a.chunks }
 
 // Slice is the n bytes at offset off. It panics when they are not inside one
