@@ -21,6 +21,10 @@ const (
 	// maxMessageBytes bounds what the server reads into memory for one message:
 	// the largest match is 2 MiB, a reserve of 4096 hashes with parents less.
 	maxMessageBytes = 4 << 20
+
+	// maxStreams bounds the calls of one connection that are under way at once;
+	// more wait in the client.
+	maxStreams = 1024
 	// maxReplyBytes bounds what the client accepts; a list of all namespaces is
 	// the largest.
 	maxReplyBytes = 64 << 20

@@ -94,6 +94,7 @@ func NewServer(s Store, opts *ServerOptions) *Server {
 		grpc.StreamInterceptor(srv.stream),
 		grpc.InTapHandle(srv.tap),
 		grpc.MaxRecvMsgSize(maxMessageBytes),
+		grpc.MaxConcurrentStreams(maxStreams),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: deadPeerAfter, Timeout: deadPeerWait}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingInterval, PermitWithoutStream: true}),
 		grpc.WaitForHandlers(true),

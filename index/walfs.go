@@ -81,14 +81,40 @@ func (w *walFS) broke(err error) {
 	w.failed.Store(true)
 }
 
-// walFile is one write-ahead log.
+// walFile is one write-ahead log. It is extended with zeros ahead of what is
+// written: a sync of bytes inside the file has no new length to record, which
+// on a journalling file system is most of its cost. Pebble takes zeros for the
+// end of a log.
 type walFile struct {
 	vfs.File
-	fs *walFS
+	fs    *walFS
+	at    int64 // where the next write goes
+	ahead int64 // length of the file
+}
+
+// walAhead is how far a log is extended at a time.
+const walAhead = 1 << 20
+
+var walZeros [walAhead]byte
+
+// extend makes the file longer, if need be, so that n more bytes fit. Failing is
+// no loss: the write will tell.
+func (f *walFile) extend(n int) {
+	if f.at+int64(n) <= f.ahead {
+		return
+	}
+	for f.ahead < f.at+int64(n) {
+		if _, err := f.File.WriteAt(walZeros[:], f.ahead); err != nil {
+			return
+		}
+		f.ahead += walAhead
+	}
 }
 
 func (f *walFile) Write(p []byte) (int, error) {
 	if !f.fs.failed.Load() {
+		f.extend(len(p))
+		f.at += int64(len(p))
 		if _, err := f.File.Write(p); err != nil {
 			f.fs.broke(err)
 		}

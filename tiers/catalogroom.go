@@ -1,10 +1,13 @@
 package tiers
 
 import (
+	"fmt"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kvtier/kvtier/index/block"
 )
 
 // catalogRoom watches the file system under the catalog. Slabs are preallocated,
@@ -36,12 +39,27 @@ func (c *catalogRoom) isFull() bool {
 	if last != 0 && now-last < int64(catalogLook) || !c.looked.CompareAndSwap(last, now) {
 		return c.full.Load()
 	}
+	free, reserve, err := c.ask()
+	c.full.Store(err == nil && free < reserve)
+	return c.full.Load()
+}
+
+// ask returns what the file system has free, and what of it is the reserve.
+func (c *catalogRoom) ask() (free, reserve int64, err error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(c.dir, &st); err != nil {
-		c.full.Store(false)
-		return false
+		return 0, 0, fmt.Errorf("statfs %s: %w", c.dir, err)
 	}
-	reserve := min(uint64(catalogReserve), st.Blocks*uint64(st.Bsize)/catalogShare)
-	c.full.Store(st.Bavail*uint64(st.Bsize) < reserve)
-	return c.full.Load()
+	size := int64(st.Blocks) * int64(st.Bsize)
+	return int64(st.Bavail) * int64(st.Bsize), min(catalogReserve, size/catalogShare), nil
+}
+
+// check fails with ErrNoSpace when there is not even room to open the catalog,
+// which writes what its log holds into tables first.
+func (c *catalogRoom) check() error {
+	free, reserve, err := c.ask()
+	if need := reserve / 8; err == nil && free < need {
+		return fmt.Errorf("catalog: %w: the file system of %s has %d bytes free, opening it needs %d", block.ErrNoSpace, c.dir, free, need)
+	}
+	return err
 }

@@ -1,14 +1,22 @@
 package tiers
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/kvtier/kvtier/index"
 	"github.com/kvtier/kvtier/index/block"
 )
 
+// maxLease is the longest that a lease runs without being renewed: who holds
+// blocks for longer must be alive to say so.
+const maxLease = 24 * time.Hour
+
 // RenewLease lets a lease run for d from now; see api.Store.
 func (s *Store) RenewLease(id uint64, d time.Duration) (block.Lease, error) {
+	if d > maxLease {
+		return block.Lease{}, fmt.Errorf("renew lease: %w: lease %v, at most %v", block.ErrInvalid, d, maxLease)
+	}
 	return s.leases.Renew(id, d)
 }
 

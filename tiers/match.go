@@ -14,8 +14,8 @@ func (s *Store) Match(ctx context.Context, nsID block.NamespaceID, hashLen int, 
 	if err != nil {
 		return fmt.Errorf("match: %w", err)
 	}
-	if o.Lease < 0 {
-		return fmt.Errorf("match: %w: lease %v", block.ErrInvalid, o.Lease)
+	if o.Lease < 0 || o.Lease > maxLease {
+		return fmt.Errorf("match: %w: lease %v, at most %v", block.ErrInvalid, o.Lease, maxLease)
 	}
 	*res = block.MatchResult{Blocks: res.Blocks[:0]}
 	now, broken := nowUnix(), false

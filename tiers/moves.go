@@ -89,7 +89,7 @@ func (s *Store) copyTo(ctx context.Context, to *tier, hs []block.Handle) []error
 		}
 	}
 	if len(jobs) > 0 {
-		if ctx == s.life {
+		if ctx == s.life || ctx.Done() == nil { // nobody leaves early
 			s.fly(to, jobs)
 		} else {
 			s.wg.Go(func() { s.fly(to, jobs) })
@@ -137,6 +137,10 @@ func (s *Store) fly(to *tier, jobs []*job) {
 func (s *Store) claim(to *tier, j *job) bool {
 	full := to.ix == ixG3 && s.catalogRoom.isFull()
 	for {
+		var failed error // nothing more can be recorded
+		if to.ix == ixG3 {
+			failed = s.catalog.Err()
+		}
 		var room <-chan struct{}
 		var there bool
 		s.table.Update(j.h, func(e *index.Entry) {
@@ -145,11 +149,11 @@ func (s *Store) claim(to *tier, j *job) bool {
 				j.err = fmt.Errorf("copy to %s: %w: deleted meanwhile", to.id, block.ErrNotFound)
 			case live(e, to.ix):
 				there = true
+			case failed != nil:
+				j.err = fmt.Errorf("copy to %s: %w", to.id, failed)
 			case to.ix == ixG2 && e.State[ixG2] == index.SlotLeaving:
 				// A damaged copy that somebody uses still, for as long as they like.
 				j.err = fmt.Errorf("copy to %s: %w: a damaged copy is in use", to.id, block.ErrNoSpace)
-			case e.State[to.ix] == index.SlotLeaving && s.catalog.Err() != nil:
-				j.err = fmt.Errorf("copy to %s: %w", to.id, s.catalog.Err())
 			case e.State[to.ix] == index.SlotLeaving:
 				// Its record is being dropped; a new one may only follow that.
 				to.mu.Lock()
@@ -428,8 +432,7 @@ func (s *Store) readUp(jobs []*job) {
 		s.transfer(xfer.Read, local, remote, func(i int, err error) {
 			j, c := part.jobs[owner[i]], &checks[owner[i]]
 			if err != nil && j.err == nil {
-				s.g3.devs[j.e.Place[ixG3].Device()].sick.Add(1)
-				j.err = fmt.Errorf("read from g3: %w: %w", block.ErrUnavailable, err)
+				j.err = s.readFailure(&j.e, err)
 			}
 			if j.err == nil {
 				j.err = c.piece(local.Descs[i].Len)

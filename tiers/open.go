@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/kvtier/kvtier/index"
@@ -44,11 +45,14 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	if s.dir, err = lockDir(o.Dir); err != nil {
 		return nil, err
 	}
+	s.catalogRoom.init(o.Dir)
+	if err := s.catalogRoom.check(); err != nil {
+		return nil, err
+	}
 	s.catalog, err = index.OpenCatalog(filepath.Join(o.Dir, "catalog"), &index.CatalogOptions{Logger: o.Logger})
 	if err != nil {
 		return nil, err
 	}
-	s.catalogRoom.init(o.Dir)
 	// Generations only grow, over restarts too.
 	s.gen.Store(uint64(s.catalog.Boot()) << 40)
 	if err := s.names.init(s.catalog); err != nil {
@@ -155,10 +159,8 @@ func (s *Store) openSlabs(ctx context.Context) ([]*Slab, error) {
 	}
 	specs, recorded := s.opts.Slabs, false
 	if len(specs) == 0 {
-		for _, r := range known {
-			if !r.Retired {
-				specs, recorded = append(specs, SlabSpec{Path: r.Path}), true
-			}
+		for _, path := range slabPaths(known) {
+			specs, recorded = append(specs, SlabSpec{Path: path}), true
 		}
 	}
 	if len(specs) == 0 && s.opts.DefaultSlab != nil {
@@ -169,7 +171,7 @@ func (s *Store) openSlabs(ctx context.Context) ([]*Slab, error) {
 	}
 	var missing []error
 	for _, spec := range specs {
-		slab, err := s.openSlab(ctx, spec, recorded)
+		slab, err := s.openSlab(ctx, spec, recorded, known)
 		if recorded && errors.Is(err, ErrNoSlab) {
 			// A device that is gone takes its blocks with it, not the others'.
 			s.log.Error("slab is gone, its blocks are not served", "slab", spec.Path, "err", err)
@@ -215,16 +217,34 @@ func (s *Store) openSlabs(ctx context.Context) ([]*Slab, error) {
 	return s.slabs, nil
 }
 
+// slabPaths are the paths at which the slabs in use were last seen. Several may
+// have been seen at one: a slab that was put in another's place.
+func slabPaths(known []index.SlabRecord) (paths []string) {
+	for _, r := range known {
+		if !r.Retired && r.Path != "" && !slices.Contains(paths, r.Path) {
+			paths = append(paths, r.Path)
+		}
+	}
+	return paths
+}
+
 // openSlab opens one slab, or makes it unless the data directory records it.
-func (s *Store) openSlab(ctx context.Context, spec SlabSpec, recorded bool) (*Slab, error) {
+func (s *Store) openSlab(ctx context.Context, spec SlabSpec, recorded bool, known []index.SlabRecord) (*Slab, error) {
 	path, err := filepath.Abs(spec.Path)
 	if err != nil {
 		return nil, fmt.Errorf("slab %s: %w: %w", spec.Path, block.ErrInvalid, err)
 	}
 	o := SlabOptions{Store: s.catalog.StoreID(), NoSync: s.opts.NoSync}
 	slab, err := OpenSlab(path, o)
+	if (errors.Is(err, errBlank) || errors.Is(err, errForeign)) && slices.Contains(slabPaths(known), path) {
+		// It was one of ours: a new one in its place would be the end of its blocks.
+		return nil, fmt.Errorf("slab %s: %w: its superblocks are gone; move it away to go on without its blocks", path, block.ErrCorrupt)
+	}
 	if errors.Is(err, ErrNoSlab) && !recorded {
-		o.ExtentBytes = extentFor(spec.Bytes)
+		o.ExtentBytes = largeExtent
+		if spec.Bytes > 0 {
+			o.ExtentBytes = extentFor(spec.Bytes)
+		}
 		slab, err = CreateSlab(ctx, path, spec.Bytes, o)
 	}
 	if err != nil {
@@ -248,6 +268,15 @@ func (s *Store) openSlab(ctx context.Context, spec SlabSpec, recorded bool) (*Sl
 // disk before any record can point to it.
 func (s *Store) adopt(slab *Slab, known []index.SlabRecord) (uint16, error) {
 	rec := index.SlabRecord{ID: slab.ID(), Path: slab.Path(), Bytes: slab.Bytes(), ExtentBytes: slab.ExtentBytes(), Device: slab.IsDevice()}
+	for _, r := range known {
+		if r.Path == rec.Path && r.ID != rec.ID {
+			// It has taken another's place, of which nobody knows where it is now.
+			r.Path = ""
+			if err := s.catalog.PutSlab(r); err != nil {
+				return 0, err
+			}
+		}
+	}
 	next := uint16(0)
 	for _, r := range known {
 		if r.ID == rec.ID {

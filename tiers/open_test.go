@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -297,4 +298,88 @@ func TestCloseUnderWork(t *testing.T) {
 		}
 	}
 	goleak.VerifyNone(t, running)
+}
+
+// TestSlabInAnothersPlace puts a second slab at the path of the first and then
+// the first one back: the data directory opens with either, and verifies.
+func TestSlabInAnothersPlace(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(t.TempDir(), "slab")
+	o := tiers.Options{Dir: dir, Agent: newAgent(t), Slabs: []tiers.SlabSpec{{Path: path, Bytes: 64 << 20}}}
+	s := openStore(t, o)
+	ns := space(t, s, "a", 1<<20)
+	mustPut(t, s, ns, 1, 3000, block.PutOptions{Durable: block.G3})
+	closeStore(t, s)
+	if err := os.Rename(path, path+".away"); err != nil {
+		t.Fatal(err)
+	}
+	s = openStore(t, o)
+	wantMiss(t, s, ns, 1, block.MissAbsent)
+	closeStore(t, s)
+	o.Slabs = nil
+	s = openStore(t, o)
+	mustPut(t, s, ns, 2, 3000, block.PutOptions{Durable: block.G3})
+	closeStore(t, s)
+	if err := os.Rename(path+".away", path); err != nil {
+		t.Fatal(err)
+	}
+	s = openStore(t, o)
+	wantHit(t, s, ns, 1, 3000)
+	wantMiss(t, s, ns, 2, block.MissAbsent)
+	closeStore(t, s)
+	rep, err := tiers.Verify(t.Context(), dir, nil)
+	if err != nil || rep.Good != 1 || rep.Bad != 1 {
+		t.Errorf("verify: %+v, %v, want block 1 good and block 2, whose slab is away, bad", rep, err)
+	}
+}
+
+// TestPreallocatedSlab makes a slab of a file that somebody has preallocated,
+// but of nothing else, and not again of a slab that has been wiped.
+func TestPreallocatedSlab(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "slab")
+	blank := func(n int64) {
+		t.Helper()
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Truncate(path, n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	o := tiers.Options{Dir: t.TempDir(), DRAM: 64 << 20, Agent: newAgent(t), Slabs: []tiers.SlabSpec{{Path: path, Bytes: 64 << 20}}}
+	blank(40 << 20)
+	_, err := tiers.Open(t.Context(), o)
+	if !errors.Is(err, block.ErrInvalid) || !strings.Contains(err.Error(), "too short: it has 41943040 bytes, 67108864 are asked for") {
+		t.Errorf("a short file: %v", err)
+	}
+	blank(64 << 20)
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteAt([]byte("somebody's"), 64<<20-100); err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	if _, err = tiers.Open(t.Context(), o); !errors.Is(err, block.ErrInvalid) || !strings.Contains(err.Error(), "67108864 bytes of something") {
+		t.Errorf("a file with data: %v", err)
+	}
+	blank(0)
+	blank(64 << 20)
+	s := openStore(t, o)
+	ns := space(t, s, "a", 1<<20)
+	mustPut(t, s, ns, 1, 3000, block.PutOptions{Durable: block.G3})
+	closeStore(t, s)
+	blank(0)
+	blank(64 << 20)
+	if _, err = tiers.Open(t.Context(), o); !errors.Is(err, block.ErrCorrupt) {
+		t.Errorf("a wiped slab: %v", err)
+	}
+}
+
+func closeStore(t *testing.T, s *tiers.Store) {
+	t.Helper()
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -95,13 +95,26 @@ func (s *Store) readG3(ctx context.Context, h block.Handle, e *index.Entry, head
 		return nil
 	case ctx.Err() != nil:
 		return fmt.Errorf("read from g3: %w", context.Cause(ctx))
-	case errors.Is(err, block.ErrCorrupt):
-		s.damagedG3(h, e, err)
-		return err
 	case errors.Is(err, ErrVersion):
 		return err
+	case !errors.Is(err, block.ErrCorrupt):
+		err = s.readFailure(e, err)
 	}
-	s.g3.devs[e.Place[ixG3].Device()].sick.Add(1)
+	if errors.Is(err, block.ErrCorrupt) {
+		s.damagedG3(h, e, err)
+	}
+	return err
+}
+
+// readFailure says what a failed read of a slot means. A sick device may be well
+// again, and the block stays; where the slab has been cut off, the bytes are gone.
+func (s *Store) readFailure(e *index.Entry, err error) error {
+	d := s.g3.devs[e.Place[ixG3].Device()]
+	size, _ := SlotBytes(int64(e.Len))
+	if d.slab.cutBefore(e.Place[ixG3].Offset() + size) {
+		return fmt.Errorf("read from g3: %w: the slab has been cut off: %w", block.ErrCorrupt, err)
+	}
+	d.sick.Add(1)
 	return fmt.Errorf("read from g3: %w: %w", block.ErrUnavailable, err)
 }
 

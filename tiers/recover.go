@@ -90,8 +90,11 @@ func (s *Store) recover(v *evictor) error {
 	for _, o := range order {
 		v.insert(o.h)
 	}
-	if len(order) > 0 || dropped > 0 || absent > 0 {
-		s.log.Info("recovered", "blocks", len(order), "dropped", dropped, "misfit", misfit, "on_absent_slabs", absent)
+	if len(order) > 0 || dropped > 0 {
+		s.log.Info("recovered", "blocks", len(order), "dropped", dropped, "misfit", misfit)
+	}
+	if absent > 0 {
+		s.log.Warn("blocks are on slabs that are not here, and are not served until those are back", "blocks", absent)
 	}
 	return nil
 }

@@ -18,9 +18,15 @@ import (
 	"github.com/kvtier/kvtier/index/block"
 )
 
-// ErrNoSlab: the path is absent, an empty file, or a block device that begins
-// with zeros: CreateSlab may make a slab there.
+// ErrNoSlab: the path is absent, or what is there is empty or holds nothing but
+// zeros: CreateSlab may make a slab there.
 var ErrNoSlab = errors.New("no slab")
+
+// errBlank is the ErrNoSlab of something that is there and has a length.
+var errBlank = fmt.Errorf("%w: it holds nothing but zeros", ErrNoSlab)
+
+// errForeign: there is something, and it is no slab.
+var errForeign = errors.New("something that is no slab")
 
 // errNoSuperblock: the magic is not there.
 var errNoSuperblock = errors.New("no superblock")
@@ -75,8 +81,9 @@ func OpenSlab(path string, o SlabOptions) (*Slab, error) {
 
 // CreateSlab makes a slab of bytes and opens it. A regular file is preallocated
 // under the name path.creating and renamed when it is whole, so a crash leaves
-// none or all of it. A block device must have that many bytes; bytes 0 takes all
-// of it. What is no slab and not empty is never overwritten. Errors:
+// none or all of it. A block device, or a file that is preallocated already, must
+// have that many bytes; bytes 0 takes all of it. What is no slab is never
+// overwritten, unless it holds nothing but zeros. Errors:
 // block.ErrNoSpace naming wanted and free bytes; block.ErrInvalid when something
 // is there or a size is out of range; block.ErrUnavailable when another process
 // uses it; ctx's error.
@@ -90,12 +97,10 @@ func CreateSlab(ctx context.Context, path string, bytes int64, o SlabOptions) (*
 	device := err == nil && st.Mode()&fs.ModeDevice != 0
 	var f *os.File
 	switch {
-	case device:
-		f, err = createOnDevice(path, &super)
+	case device || err == nil && st.Size() > 0:
+		f, err = createInPlace(ctx, path, &super)
 	case err == nil && !st.Mode().IsRegular():
 		err = fmt.Errorf("%w: is neither a regular file nor a block device", block.ErrInvalid)
-	case err == nil && st.Size() > 0:
-		err = fmt.Errorf("%w: the file exists and has %d bytes; remove it to use this path", block.ErrInvalid, st.Size())
 	case err == nil || errors.Is(err, fs.ErrNotExist):
 		f, err = createFile(ctx, path, &super)
 	}
@@ -172,6 +177,12 @@ func (s *Slab) Flush() error {
 		return fmt.Errorf("flush slab %s: %w", s.path, err)
 	}
 	return nil
+}
+
+// cutBefore reports whether the file ends before an offset of its data.
+func (s *Slab) cutBefore(end int64) bool {
+	st, err := s.f.Stat()
+	return err == nil && st.Mode().IsRegular() && st.Size() < s.super.dataAt+end
 }
 
 // Trusted reports whether every flush so far succeeded. It waits for none.
@@ -253,7 +264,7 @@ func readSuper(f *os.File, device bool) (superblock, error) {
 	}
 	switch {
 	case errors.Is(err, errNoSuperblock):
-		return superblock{}, notASlab(f, device)
+		return superblock{}, notASlab(f, device, size)
 	case err != nil:
 		return superblock{}, err
 	case size < super.bytes:
@@ -272,23 +283,35 @@ func readSuperAt(f *os.File, off int64) (superblock, error) {
 	return decodeSuperblock(b)
 }
 
-// notASlab says what to do about something that has no superblock.
-func notASlab(f *os.File, device bool) error {
-	if !device {
-		return fmt.Errorf("%w: the file is not empty and is no slab; remove it to use this path", block.ErrInvalid)
-	}
+// notASlab says what to do about something that has no superblock: it may be
+// used when the room of the superblocks is zero, and so are samples of the rest.
+func notASlab(f *os.File, device bool, size int64) error {
+	const samples, sampleBytes = 64, 4096
 	b := make([]byte, slabDataAt)
-	switch n, err := f.ReadAt(b, 0); {
-	case err != nil && !errors.Is(err, io.EOF):
-		return fmt.Errorf("%w: read: %w", block.ErrUnavailable, err)
-	case !allZero(b[:n]):
-		return fmt.Errorf("%w: the device has data that is no slab; to use it, wipe it first: blkdiscard -z -l 1M DEVICE, or dd if=/dev/zero of=DEVICE bs=1M count=1", block.ErrInvalid)
+	blank := true
+	for i := int64(0); i <= samples && blank; i++ {
+		off := int64(0)
+		if i > 0 {
+			off, b = size/samples*i-sampleBytes, b[:sampleBytes]
+		}
+		n, err := f.ReadAt(b, max(off, 0))
+		if err != nil && !errors.Is(err, io.EOF) {
+			return fmt.Errorf("%w: read: %w", block.ErrUnavailable, err)
+		}
+		blank = allZero(b[:n])
 	}
-	return fmt.Errorf("%w: the device begins with zeros", ErrNoSlab)
+	switch {
+	case blank:
+		return errBlank
+	case device:
+		return fmt.Errorf("%w: the device has %w; to use it, wipe it first: blkdiscard -z DEVICE, or dd if=/dev/zero of=DEVICE bs=1M", block.ErrInvalid, errForeign)
+	}
+	return fmt.Errorf("%w: the file has %d bytes of %w; remove it to use this path", block.ErrInvalid, size, errForeign)
 }
 
-// createOnDevice writes the superblocks of a new slab to a block device.
-func createOnDevice(path string, super *superblock) (*os.File, error) {
+// createInPlace makes a slab of a block device, or of a regular file that
+// somebody has preallocated.
+func createInPlace(ctx context.Context, path string, super *superblock) (*os.File, error) {
 	f, device, err := openLocked(path)
 	if err != nil {
 		return nil, err
@@ -305,16 +328,23 @@ func createOnDevice(path string, super *superblock) (*os.File, error) {
 		super.bytes = size
 	}
 	if size < super.bytes {
-		return fail(fmt.Errorf("%w: the device has %d bytes, not %d", block.ErrInvalid, size, super.bytes))
+		return fail(fmt.Errorf("%w: too short: it has %d bytes, %d are asked for", block.ErrInvalid, size, super.bytes))
 	}
 	if err := super.check(); err != nil {
 		return fail(err)
 	}
 	switch _, err := readSuper(f, device); {
 	case err == nil:
-		return fail(fmt.Errorf("%w: the device is a slab already", block.ErrInvalid))
+		return fail(fmt.Errorf("%w: it is a slab already", block.ErrInvalid))
 	case !errors.Is(err, ErrNoSlab):
 		return fail(err)
+	}
+	if !device { // it may have holes
+		if err := preallocate(ctx, f, super.bytes); errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+			return fail(fmt.Errorf("%w: wanted %d bytes: %w", block.ErrNoSpace, super.bytes, err))
+		} else if err != nil {
+			return fail(err)
+		}
 	}
 	if err := writeSuper(f, super); err != nil {
 		return fail(err)

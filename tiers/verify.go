@@ -96,14 +96,12 @@ func (v *verifier) catalog(cat *index.Catalog) error {
 	if err != nil {
 		return err
 	}
+	numbers := map[SlabID]uint16{}
 	for _, r := range known {
-		if r.Retired {
-			continue
-		}
-		slab, err := OpenSlab(r.Path, SlabOptions{})
-		if err == nil && slab.ID() != r.ID {
-			err = errors.Join(fmt.Errorf("slab %s: %w: it is another one", r.Path, block.ErrCorrupt), slab.Close())
-		}
+		numbers[r.ID] = r.Number
+	}
+	for _, path := range slabPaths(known) {
+		slab, err := OpenSlab(path, SlabOptions{})
 		if errors.Is(err, block.ErrUnavailable) {
 			return err
 		}
@@ -111,7 +109,14 @@ func (v *verifier) catalog(cat *index.Catalog) error {
 			v.problem(err.Error()) // its blocks count as bad below
 			continue
 		}
-		v.slabs[r.Number] = slab
+		if no, ok := numbers[slab.ID()]; ok {
+			v.slabs[no] = slab
+			continue
+		}
+		v.problem(fmt.Sprintf("slab %s: not one of this data directory", path))
+		if err := slab.Close(); err != nil {
+			return err
+		}
 	}
 	v.digests, v.epochs = map[block.NamespaceID][32]byte{}, map[block.NamespaceID]uint32{}
 	spaces, err := cat.Namespaces()

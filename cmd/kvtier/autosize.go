@@ -48,35 +48,47 @@ func defaultDataDir(getenv func(string) string) string {
 // calls available, or the limit of a cgroup around it when that is less. root is
 // the file system, os.DirFS("/"). what names the bound that counted.
 func freeMemory(root fs.FS) (n int64, what string, err error) {
-	n, err = memAvailable(root)
-	if err != nil {
+	return memory(root, "MemAvailable", "available memory")
+}
+
+// totalMemory is the most memory that this process could ever take: the
+// machine's, or the limit of a cgroup around it when that is less. root and what
+// are as in freeMemory.
+func totalMemory(root fs.FS) (n int64, what string, err error) {
+	return memory(root, "MemTotal", "the machine's memory")
+}
+
+// memory is a field of /proc/meminfo, called name, or the cgroup's limit when
+// that is less.
+func memory(root fs.FS, field, name string) (n int64, what string, err error) {
+	if n, err = meminfo(root, field); err != nil {
 		return 0, "", err
 	}
-	what = "available memory"
+	what = name
 	if limit, ok := cgroupLimit(root); ok && limit < n {
 		n, what = limit, "the cgroup's memory limit"
 	}
 	return n, what, nil
 }
 
-// memAvailable reads MemAvailable of /proc/meminfo.
-func memAvailable(root fs.FS) (int64, error) {
+// meminfo reads a field of /proc/meminfo.
+func meminfo(root fs.FS, field string) (int64, error) {
 	data, err := fs.ReadFile(root, "proc/meminfo")
 	if err != nil {
-		return 0, fmt.Errorf("find free memory: %w", err)
+		return 0, fmt.Errorf("find memory: %w", err)
 	}
 	sc := bufio.NewScanner(bytes.NewReader(data))
 	for sc.Scan() {
 		f := strings.Fields(sc.Text())
-		if len(f) >= 2 && f[0] == "MemAvailable:" {
+		if len(f) >= 2 && f[0] == field+":" {
 			kib, err := strconv.ParseInt(f[1], 10, 64)
 			if err != nil || kib < 0 || kib > math.MaxInt64>>10 {
-				return 0, fmt.Errorf("find free memory: /proc/meminfo: MemAvailable %q", f[1])
+				return 0, fmt.Errorf("find memory: /proc/meminfo: %s %q", field, f[1])
 			}
 			return kib << 10, nil
 		}
 	}
-	return 0, errors.New("find free memory: /proc/meminfo has no MemAvailable")
+	return 0, fmt.Errorf("find memory: /proc/meminfo has no %s", field)
 }
 
 // cgroupLimit is the least memory limit of the cgroups that this process is in,

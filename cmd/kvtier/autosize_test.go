@@ -69,6 +69,18 @@ func TestFreeMemory(t *testing.T) {
 	}
 }
 
+func TestTotalMemory(t *testing.T) {
+	root := fstest.MapFS{"proc/meminfo": {Data: []byte("MemTotal:       33554432 kB\nMemAvailable:   16777216 kB\n")}}
+	if n, what, err := totalMemory(root); err != nil || n != 32<<30 || what != "the machine's memory" {
+		t.Errorf("got %d, %q, %v", n, what, err)
+	}
+	root["proc/self/cgroup"] = &fstest.MapFile{Data: []byte("0::/a\n")}
+	root["sys/fs/cgroup/a/memory.max"] = &fstest.MapFile{Data: []byte("4294967296\n")}
+	if n, what, err := totalMemory(root); err != nil || n != 4<<30 || what != "the cgroup's memory limit" {
+		t.Errorf("in a cgroup: got %d, %q, %v", n, what, err)
+	}
+}
+
 func TestFreeMemoryRefuses(t *testing.T) {
 	for _, root := range []fs.FS{
 		fstest.MapFS{},

@@ -31,7 +31,7 @@ func newBackendsCmd() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "backends",
 		Short: "Show which transfer backends work on this machine, and why others do not",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			infos := []backendInfo{}
 			for _, in := range backends.Probe(c.Context(), nil) {

@@ -106,6 +106,9 @@ func TestPutAndGet(t *testing.T) {
 	kvtier(t, addr, "", append(get, hashA, "--range", "60:5")...).want(t, 1, "", "60")
 	kvtier(t, addr, "", append(get, hashA, "--range", "64:")...).want(t, 1, "", "64")
 	kvtier(t, addr, "", append(get, hashA, "--range", "60")...).want(t, 2, "", `range "60"`)
+	kvtier(t, addr, "", append(get, hashA, "--range", "")...).want(t, 2, "", `range "": want OFF:LEN`)
+	kvtier(t, addr, "", append(get, hashA, "--range", "-1:4")...).want(t, 2, "", `range "-1:4": size "-1": negative`)
+	kvtier(t, addr, "", append(get, hashA, "--range", "1:-4")...).want(t, 2, "", `range "1:-4": size "-4": negative`)
 	kvtier(t, addr, "", append(get, hashA, "--json")...).want(t, 2, "", "add -o")
 	kvtier(t, addr, "", append(get, hashC)...).want(t, 3, "", "get "+hashC+": miss: absent")
 
@@ -143,6 +146,8 @@ func TestPutRefuses(t *testing.T) {
 		{"other hash length than the namespace's", "abcd", append(four, "0011223344556677", "-"), 1, "length 8 bytes"},
 		{"other hash length than the parent's", "abcd", append(four, "--parent", "0011223344556677", hashB, "-"), 2, `"0011223344556677": length 8`},
 		{"other block size", "abcdefgh", []string{"put", "--namespace", "demo", "--block-bytes", "8", hashB, "-"}, 1, `block_bytes is "4", not "8"`},
+		{"other block size, and a payload of the first", "abcd", []string{"put", "--namespace", "demo", "--block-bytes", "8", hashB, "-"}, 1, `block_bytes is "4", not "8"`},
+		{"largest size instead of an exact one", "abcd", []string{"put", "--namespace", "demo", "--max-block-bytes", "4", hashB, "-"}, 1, `block_bytes is "4", not "0"`},
 		{"no block size", "abcd", []string{"put", "--namespace", "demo", hashB, "-"}, 2, "block-bytes"},
 		{"two block sizes", "abcd", append(four, "--max-block-bytes", "4", hashB, "-"), 2, "max-block-bytes"},
 		{"block size too large", "abcd", []string{"put", "--namespace", "demo", "--block-bytes", "9MiB", hashB, "-"}, 2, "block_bytes 9437184"},
@@ -155,6 +160,32 @@ func TestPutRefuses(t *testing.T) {
 			kvtier(t, addr, tc.stdin, tc.args...).want(t, tc.code, "", tc.stderr)
 		})
 	}
+}
+
+// A namespace that says more than put can is found by its name and block size.
+func TestPutIntoDescribedNamespace(t *testing.T) {
+	addr, _ := startServer(t, memstore.New(nil), nil)
+	for _, args := range [][]string{
+		{"ns", "open", "exact", "--model", "m", "--dtype", "bf16", "--block-bytes", "4"},
+		{"ns", "open", "upto", "--model", "m", "--max-block-bytes", "8"},
+	} {
+		if r := kvtier(t, addr, "", args...); r.code != 0 {
+			t.Fatalf("%q: %+v", args, r)
+		}
+	}
+	exact, upto := []string{"put", "--namespace", "exact", hashA, "-"}, []string{"put", "--namespace", "upto", hashA, "-"}
+	kvtier(t, addr, "abcd", append(exact, "--block-bytes", "5")...).want(t, 1, "", `namespace "exact": block_bytes is "4", not "5"`)
+	kvtier(t, addr, "abcd", append(upto, "--max-block-bytes", "4")...).want(t, 1, "", `namespace "upto": max_block_bytes is "8", not "4"`)
+	kvtier(t, addr, "abc", append(exact, "--block-bytes", "4")...).want(t, 1, "", `payload of 3 bytes: namespace "exact" has blocks of exactly 4`)
+	kvtier(t, addr, "abcd", append(exact, "--block-bytes", "4")...).want(t, 0, "stored "+hashA+", 4 bytes, g2\n", "")
+	kvtier(t, addr, "abcd", append(upto, "--max-block-bytes", "8")...).want(t, 0, "stored "+hashA+", 4 bytes, g2\n", "")
+}
+
+// A put that cannot be makes no namespace, which would stay with a wrong size.
+func TestPutMakesNoNamespaceInVain(t *testing.T) {
+	addr, _ := startServer(t, memstore.New(nil), nil)
+	kvtier(t, addr, "abcd", "put", "--namespace", "new", "--block-bytes", "40", hashA, "-").want(t, 1, "", "payload of 4 bytes")
+	kvtier(t, addr, "", "ns", "--json").want(t, 0, "[]\n", "")
 }
 
 func TestUnknownNamespace(t *testing.T) {

@@ -161,6 +161,24 @@ func TestPrintConfigFeedsBack(t *testing.T) {
 	}
 }
 
+// What is printed means the same in every working directory.
+func TestPrintConfigAbsolute(t *testing.T) {
+	wd, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var stdout, stderr bytes.Buffer
+	args := []string{"serve", "--print-config", "--data", "kv", "--nvme", "kv/a=64MiB", "--nvme", "/b=1G"}
+	if code := run(context.Background(), args, nil, &stdout, &stderr); code != 0 {
+		t.Fatalf("exit code %d: %s", code, &stderr)
+	}
+	for _, want := range []string{"data: " + wd + "/kv\n", "nvme:\n  - " + wd + "/kv/a=64MiB\n  - /b=1GiB\n"} {
+		if !strings.Contains(stdout.String(), want) {
+			t.Errorf("no %q in\n%s", want, &stdout)
+		}
+	}
+}
+
 // FuzzConfig: whatever is accepted can be printed and is accepted again, with
 // the same meaning.
 func FuzzConfig(f *testing.F) {

@@ -6,8 +6,26 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )
+
+// noArgs accepts no arguments. Unlike cobra's it does not take one for a command.
+func noArgs(c *cobra.Command, args []string) error { return noArgsWith("")(c, args) }
+
+// noArgsWith accepts no arguments beside a flag that stands in their place.
+func noArgsWith(flag string) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return nil
+		}
+		name := c.CommandPath()
+		if flag != "" {
+			name += " " + flag
+		}
+		return usageErrorf("%s takes no arguments: %q", name, args[0])
+	}
+}
 
 // enumValue is a flag that holds one of a few words.
 type enumValue struct {

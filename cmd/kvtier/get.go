@@ -18,6 +18,7 @@ type getFlags struct {
 	namespace string
 	output    string
 	byteRange string
+	ranged    bool // a range was given
 }
 
 // getOutput is what get prints as JSON.
@@ -47,6 +48,7 @@ A miss writes nothing, says why on standard error and exits with code 3.`,
 	fs.StringVarP(&f.output, "output", "o", "-", "`file` to write to; \"-\" is standard output")
 	fs.StringVar(&f.byteRange, "range", "", "`OFF:LEN` of the bytes wanted; without LEN to the end")
 	c.RunE = func(c *cobra.Command, args []string) error {
+		f.ranged = c.Flags().Changed("range")
 		return f.run(c.Context(), args[0], c.OutOrStdout())
 	}
 	return c
@@ -59,7 +61,7 @@ func (f *getFlags) run(ctx context.Context, hash string, stdout io.Writer) error
 	}
 	want := block.Wanted{Hash: hashes[0]}
 	var o block.GetOptions
-	if f.byteRange != "" {
+	if f.ranged {
 		if want.Offset, want.Length, err = parseRange(f.byteRange); err != nil {
 			return err
 		}

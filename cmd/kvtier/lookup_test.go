@@ -107,7 +107,7 @@ func TestLsAndRm(t *testing.T) {
 	kvtier(t, addr, "", append(rm, hashB, hashC)...).want(t, 0, "deleted 1 of 2\n", "")
 	kvtier(t, addr, "", "get", "--namespace", "demo", hashB).want(t, 3, "", "absent")
 	kvtier(t, addr, "", append(rm, "--all")...).want(t, 2, "", "add --yes")
-	kvtier(t, addr, "", append(rm, "--all", "--yes", hashA)...).want(t, 2, "", hashA)
+	kvtier(t, addr, "", append(rm, "--all", "--yes", hashA)...).want(t, 2, "", `kvtier rm --all takes no arguments: "`+hashA+`"`)
 	kvtier(t, addr, "", rm...).want(t, 2, "", "1 arg")
 	kvtier(t, addr, "", ls...).want(t, 0, hashA+"        10  g2\n", "")
 	kvtier(t, addr, "", append(rm, "--all", "--yes", "--json")...).want(t, 0, "{\n  \"namespace\": \"demo\",\n  \"deleted\": 1\n}\n", "")
@@ -188,7 +188,7 @@ func TestStat(t *testing.T) {
 	if got.Blocks != 2 || got.Namespaces != 1 || len(got.Tiers) == 0 || got.Tiers[0].PayloadBytes != 40 || got.Tiers[0].Devices[0].State != "healthy" {
 		t.Errorf("stat: %+v", got)
 	}
-	if r := kvtier(t, addr, "", "stat"); r.code != 0 || !strings.Contains(r.stdout, "2 in 1 namespaces") || !strings.Contains(r.stdout, "healthy") {
+	if r := kvtier(t, addr, "", "stat"); r.code != 0 || !strings.Contains(r.stdout, "2 in 1 namespace\n") || !strings.Contains(r.stdout, "healthy") {
 		t.Errorf("stat: %+v", r)
 	}
 }

@@ -41,7 +41,7 @@ func newLsCmd() *cobra.Command {
 		Long: `List the blocks of a namespace, one line each, as they come in. The order is the
 store's own and stays while the store changes: a block that is there throughout
 is listed exactly once.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 	}
 	f.add(c, "print a line of JSON for each block")
 	namespaceFlag(c, &f.namespace)

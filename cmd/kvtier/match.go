@@ -116,7 +116,7 @@ func (m *matchOutput) print(w io.Writer, asked int) error {
 	}
 	_, err := fmt.Fprintf(w, "prefix %d of %d\n", m.Prefix, asked)
 	if err == nil && m.Lease != nil {
-		_, err = fmt.Fprintf(w, "lease %d: %d blocks for %v\n", m.Lease.ID, m.Lease.Blocks, time.Duration(m.Lease.LeftMS)*time.Millisecond)
+		_, err = fmt.Fprintf(w, "lease %d: %s for %v\n", m.Lease.ID, counted(int64(m.Lease.Blocks), "block"), time.Duration(m.Lease.LeftMS)*time.Millisecond)
 	}
 	return err
 }

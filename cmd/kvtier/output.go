@@ -43,6 +43,14 @@ func countsIn(m map[string]int64) string {
 	return " (" + strings.Join(names, ", ") + ")"
 }
 
+// counted writes a number of things: "1 block", "2 blocks".
+func counted(n int64, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
+}
+
 // printTable writes names and values in two columns.
 func printTable(w io.Writer, rows [][2]string) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)

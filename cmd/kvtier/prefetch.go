@@ -40,7 +40,7 @@ A prefetch that was given an id can be cancelled from elsewhere.`,
   kvtier prefetch --cancel request-17`,
 		Args: func(c *cobra.Command, args []string) error {
 			if f.cancelID != "" {
-				return cobra.NoArgs(c, args)
+				return noArgsWith("--cancel")(c, args)
 			}
 			return cobra.MinimumNArgs(1)(c, args)
 		},

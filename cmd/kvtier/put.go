@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -40,9 +41,10 @@ func newPutCmd() *cobra.Command {
 		Short: "Store one block",
 		Long: `Store the bytes of FILE ("-" for standard input) as the block of HASH, which is
 hex of 8, 16, 20 or 32 bytes. The namespace is made when there is none of that
-name; its first put fixes the length of its hashes. Exit code 0 means that the
-block is as durable as was asked for. A block that is there with the same bytes
-is no error, one with other bytes is a conflict.`,
+name; one that is there must have the same block size, and may have been opened
+with more, such as a model. Its first put fixes the length of its hashes. Exit
+code 0 means that the block is as durable as was asked for. A block that is there
+with the same bytes is no error, one with other bytes is a conflict.`,
 		Example: `  kvtier put --namespace demo --block-bytes 64KiB --durable g3 00112233445566778899aabbccddeeff block.bin
   head -c 65536 /dev/zero | kvtier put --namespace demo --block-bytes 64KiB 00112233445566778899aabbccddeefe -`,
 		Args: cobra.ExactArgs(2),
@@ -56,7 +58,7 @@ is no error, one with other bytes is a conflict.`,
 	c.MarkFlagsMutuallyExclusive("block-bytes", "max-block-bytes")
 	enumVar(fs, &f.durable, "durable", "g2", "how durable the block is when put ends: in DRAM (g2) or on NVMe (g3)", "g2", "g3")
 	fs.StringVar(&f.parent, "parent", "", "`hash` of the block before this one in its sequence")
-	fs.DurationVar(&f.ttl, "ttl", 0, "time to live of the block (default the namespace's)")
+	fs.DurationVar(&f.ttl, "ttl", 0, "time to live of the block, rounded up to whole seconds (default the namespace's)")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		return f.run(c.Context(), args[0], args[1], c.InOrStdin(), c.OutOrStdout())
 	}
@@ -88,17 +90,14 @@ func (f *putFlags) run(ctx context.Context, hash, path string, stdin io.Reader, 
 	if err != nil {
 		return err
 	}
-	if err := d.CheckLen(int64(len(data))); err != nil {
-		return fmt.Errorf("put %s: %w", hash, err)
-	}
 	item := api.PutItem{Hash: hashes[0], Data: data}
 	if len(hashes) > 1 {
 		item.Parent, item.HasParent = hashes[1], true
 	}
 	return f.connect(ctx, func(client *api.Client) error {
-		ns, err := f.openNamespace(ctx, client, d, hashLen)
+		ns, err := f.namespaceFor(ctx, client, d, hashLen, int64(len(data)))
 		if err != nil {
-			return err
+			return fmt.Errorf("put %s: %w", hash, err)
 		}
 		ctx, cancel := f.call(ctx)
 		defer cancel()
@@ -116,6 +115,33 @@ func (f *putFlags) run(ctx context.Context, hash, path string, stdin io.Reader, 
 		_, err = fmt.Fprintf(stdout, "%s %s, %d bytes, %s\n", out.Status, out.Hash, out.Bytes, out.Durable)
 		return err
 	})
+}
+
+// namespaceFor finds the namespace for a payload of size bytes, or makes it as d
+// says. One that is there must have d's block size and may have more than d says.
+func (f *putFlags) namespaceFor(ctx context.Context, client *api.Client, d block.Descriptor, hashLen int, size int64) (block.Namespace, error) {
+	cctx, cancel := f.call(ctx)
+	ns, err := client.Namespace(cctx, d.Name)
+	cancel()
+	if errors.Is(err, block.ErrNotFound) {
+		// What is made stays: not for a payload that does not fit.
+		if err := d.CheckLen(size); err != nil {
+			return block.Namespace{}, err
+		}
+		return f.openNamespace(ctx, client, d, hashLen)
+	}
+	if err != nil {
+		return ns, err
+	}
+	want := ns.Desc
+	want.BlockBytes, want.MaxBlockBytes = d.BlockBytes, d.MaxBlockBytes
+	if m := ns.Desc.Differs(want); m != nil {
+		return ns, m
+	}
+	if err := ns.Desc.CheckLen(size); err != nil {
+		return ns, err
+	}
+	return withHashLen(ns, hashLen)
 }
 
 func putStatusName(s block.PutStatus) string {

@@ -182,11 +182,11 @@ func (f *replayFlags) finish(path string, r *replayer, runErr error, stdout io.W
 	case err != nil:
 		return err
 	case runErr != nil:
-		return fmt.Errorf("replay %s: ended after %d requests: %w", path, rep.Requests, runErr)
+		return fmt.Errorf("replay %s: ended after %s: %w", path, counted(rep.Requests, "request"), runErr)
 	case rep.WrongBytes > 0:
 		return fmt.Errorf("replay %s: %d wrong bytes", path, rep.WrongBytes)
 	case rep.Errors > 0:
-		return fmt.Errorf("replay %s: %d errors, the first: %w", path, rep.Errors, r.firstErr)
+		return fmt.Errorf("replay %s: %s, the first: %w", path, counted(rep.Errors, "error"), r.firstErr)
 	}
 	return nil
 }

@@ -62,7 +62,7 @@ func (f *replayFlags) check(ctx context.Context, path string, stdout, stderr io.
 		case err != nil:
 			return err
 		case runErr != nil:
-			return fmt.Errorf("check %s: ended after %d listed blocks: %w", path, rep.Listed, runErr)
+			return fmt.Errorf("check %s: ended after %s: %w", path, counted(rep.Listed, "listed block"), runErr)
 		case rep.WrongBytes > 0:
 			return fmt.Errorf("check %s: %d wrong bytes", path, rep.WrongBytes)
 		}

@@ -36,7 +36,7 @@ func newRmCmd() *cobra.Command {
 were there. When it ends they are gone for good: no restart brings them back.`,
 		Args: func(c *cobra.Command, args []string) error {
 			if f.all {
-				return cobra.NoArgs(c, args)
+				return noArgsWith("--all")(c, args)
 			}
 			return cobra.MinimumNArgs(1)(c, args)
 		},

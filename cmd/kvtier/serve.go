@@ -50,7 +50,7 @@ func (f *serveFlags) add(fs *pflag.FlagSet) {
 	fs.SortFlags = false
 	fs.StringVar(&f.config, "config", "", "configuration `file` (YAML, keys are the names of these flags; flags win)")
 	fs.BoolVar(&f.printConfig, "print-config", false, "print the configuration that would be used, and end")
-	fs.StringVar(&f.data, "data", "", "data `directory` (default $XDG_DATA_HOME/kvtier or ~/.local/share/kvtier)")
+	fs.StringVar(&f.data, "data", "", "data `directory` (default $XDG_DATA_HOME/kvtier or ~/.local/share/kvtier, /var/lib/kvtier with HOME and XDG_DATA_HOME unset)")
 	f.listen = []string{"127.0.0.1:7070"}
 	fs.Var(&listValue{p: &f.listen, kind: "address", check: checkEndpoint}, "listen", "HOST:PORT or unix:PATH to listen on; repeatable")
 	f.dram = autoSize
@@ -79,18 +79,19 @@ func newServeCmd() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the daemon",
-		Long: `Run the daemon. With no flags it keeps its data in a directory of the user's,
-takes a quarter of the free memory for its DRAM tier and a tenth of the free
-space for a slab of its NVMe tier, and listens on 127.0.0.1:7070.
+		Long: `Run the daemon. With no flags it keeps its data in a directory of the user's (in
+/var/lib/kvtier when HOME and XDG_DATA_HOME are unset), takes a quarter of the
+free memory for its DRAM tier and a tenth of the free space for a slab of its
+NVMe tier, and listens on 127.0.0.1:7070.
 
 One line "ready ADDR" on standard output says that committed blocks are served.
 Logs go to standard error. SIGTERM or SIGINT stops: blocks that are only in DRAM
-go down to NVMe first, and the exit code is 3 when not all could. A second
-signal kills.`,
+go down to NVMe first, and the exit code is 3 when not all could. With --nvme
+none nothing is kept at a stop, and the exit code is 0. A second signal kills.`,
 		Example: `  kvtier serve
   kvtier serve --data /var/lib/kvtier --dram 64GiB --nvme /mnt/nvme0/slab=800GiB
   kvtier serve --config kvtier.yaml --print-config`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 	}
 	f.add(c.Flags())
 	c.RunE = func(c *cobra.Command, _ []string) error {
@@ -105,6 +106,9 @@ signal kills.`,
 		}
 		if f.printConfig {
 			f.data, f.dram = p.data, p.dram
+			for i, s := range p.slabs {
+				f.nvme[i] = s.path + "=" + formatSize(s.bytes)
+			}
 			return formatConfig(c.OutOrStdout(), c.Flags(), p.note)
 		}
 		return serve(c.Context(), f, p, c.OutOrStdout(), newLogger(c.ErrOrStderr(), f.logLevel, f.logFormat))
@@ -163,16 +167,18 @@ type servePlan struct {
 
 // environment is what plan asks of the host.
 type environment struct {
-	getenv     func(string) string
-	freeMemory func() (n int64, what string, err error)
-	freeSpace  func(dir string) (int64, error)
+	getenv      func(string) string
+	freeMemory  func() (n int64, what string, err error)
+	totalMemory func() (n int64, what string, err error)
+	freeSpace   func(dir string) (int64, error)
 }
 
 func hostEnv() environment {
 	return environment{
-		getenv:     os.Getenv,
-		freeMemory: func() (int64, string, error) { return freeMemory(os.DirFS("/")) },
-		freeSpace:  freeSpace,
+		getenv:      os.Getenv,
+		freeMemory:  func() (int64, string, error) { return freeMemory(os.DirFS("/")) },
+		totalMemory: func() (int64, string, error) { return totalMemory(os.DirFS("/")) },
+		freeSpace:   freeSpace,
 	}
 }
 
@@ -229,6 +235,10 @@ func (p *servePlan) planDRAM(f *serveFlags, env environment) error {
 	if f.dram != autoSize {
 		if f.dram < minDRAM {
 			return usageErrorf("--dram %s: want at least %s", formatSize(f.dram), formatSize(minDRAM))
+		}
+		// Where the memory cannot be found out, what was given counts.
+		if n, what, err := env.totalMemory(); err == nil && f.dram > n {
+			return usageErrorf("--dram %s: more than %s, %s (%d bytes)", formatSize(f.dram), what, formatSizeShort(n), n)
 		}
 		p.dram = f.dram
 		return nil

@@ -113,7 +113,11 @@ func stop(store *tiers.Store, servers *servers, p *servePlan, timeout time.Durat
 		if err != nil {
 			why = err.Error()
 		}
-		return &exitError{code: exitMiss, err: fmt.Errorf("stopped, but %d blocks that were only in DRAM are gone, %d were brought down to NVMe: %s", res.Left, res.Kept, why)}
+		gone := fmt.Sprintf("%d blocks that were only in DRAM are gone", res.Left)
+		if res.Left == 1 {
+			gone = "1 block that was only in DRAM is gone"
+		}
+		return &exitError{code: exitMiss, err: fmt.Errorf("stopped, but %s, %d were brought down to NVMe: %s", gone, res.Kept, why)}
 	case err != nil:
 		return err
 	}

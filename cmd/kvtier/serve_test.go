@@ -19,12 +19,13 @@ import (
 	"time"
 )
 
-// fakeEnv is a host with 16 GiB of memory and 100 GiB of space free.
+// fakeEnv is a host with 16 of 32 GiB of memory and 100 GiB of space free.
 func fakeEnv(env map[string]string) environment {
 	return environment{
-		getenv:     func(k string) string { return env[k] },
-		freeMemory: func() (int64, string, error) { return 16 << 30, "available memory", nil },
-		freeSpace:  func(string) (int64, error) { return 100 << 30, nil },
+		getenv:      func(k string) string { return env[k] },
+		freeMemory:  func() (int64, string, error) { return 16 << 30, "available memory", nil },
+		totalMemory: func() (int64, string, error) { return 32 << 30, "the machine's memory", nil },
+		freeSpace:   func(string) (int64, error) { return 100 << 30, nil },
 	}
 }
 
@@ -73,6 +74,18 @@ func TestPlanSlabs(t *testing.T) {
 	}
 }
 
+// A size that is given counts up to all memory, and where that is unknown.
+func TestPlanDRAM(t *testing.T) {
+	unknown := fakeEnv(nil)
+	unknown.totalMemory = func() (int64, string, error) { return 0, "", errors.New("no /proc") }
+	for size, env := range map[string]environment{"32GiB": fakeEnv(nil), "33GiB": unknown} {
+		f, _ := newServeFlags(t, "--dram", size)
+		if p, err := f.plan(context.Background(), env); err != nil || p.dram != f.dram {
+			t.Errorf("%s: %+v, %v", size, p, err)
+		}
+	}
+}
+
 func TestPlanRefuses(t *testing.T) {
 	dir := t.TempDir()
 	cert, key := selfSigned(t, dir)
@@ -94,6 +107,7 @@ func TestPlanRefuses(t *testing.T) {
 		{"watermarks", "--low 0.9 --high 0.8", "--low 0.9 is above --high 0.8", true},
 		{"low watermark 0", "--low 0", "--low 0: want more than 0", true},
 		{"little DRAM", "--dram 16MiB", "--dram 16MiB: want at least 32MiB", true},
+		{"more DRAM than memory", "--dram 33GiB", "--dram 33GiB: more than the machine's memory, 32.0 GiB (34359738368 bytes)", true},
 		{"grace", "--grace -1s", "--grace -1s", true},
 		{"drain timeout", "--drain-timeout -1s", "--drain-timeout -1s", true},
 		{"open to all", "--listen 0.0.0.0:7070", "--listen 0.0.0.0:7070: other machines can reach this address; add TLS (--tls-cert and --tls-key) and a token (--token-file or KVTIER_TOKEN),", true},
@@ -181,9 +195,12 @@ func TestUsageErrors(t *testing.T) {
 	for _, tc := range []struct{ args, want string }{
 		{"bogus", `unknown command "bogus"`},
 		{"serve --bogus", "unknown flag: --bogus"},
-		{"serve extra", `unknown command "extra" for "kvtier serve"`},
+		{"serve extra", `kvtier serve takes no arguments: "extra"`},
+		{"version extra", `kvtier version takes no arguments: "extra"`},
+		{"prefetch --cancel a extra", `kvtier prefetch --cancel takes no arguments: "extra"`},
+		{"ns lst", `unknown command "lst" for "kvtier ns"`},
 		{"serve --dram 4Gx", `invalid argument "4Gx" for "--dram" flag: size "4Gx": unknown unit "Gx"`},
-		{"serve --dram -1", `invalid argument "-1" for "--dram"`},
+		{"serve --dram -1", `invalid argument "-1" for "--dram" flag: size "-1": negative`},
 		{"serve --prefetch-bytes auto", `invalid argument "auto" for "--prefetch-bytes"`},
 		{"serve --nvme /a", `slab "/a": want PATH=SIZE or none`},
 		{"serve --nvme /a=", `slab "/a=": size ""`},

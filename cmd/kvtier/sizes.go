@@ -23,6 +23,9 @@ var sizeUnits = map[string]int64{
 // It fails, naming the value, on anything that is not a whole number of bytes
 // between 0 and the largest int64.
 func parseSize(s string) (int64, error) {
+	if len(s) > 1 && s[0] == '-' && '0' <= s[1] && s[1] <= '9' {
+		return 0, fmt.Errorf("size %q: negative", s)
+	}
 	digits := strings.TrimLeft(s, "0123456789.")
 	number, unit := s[:len(s)-len(digits)], digits
 	scale, ok := sizeUnits[strings.ToLower(unit)]

@@ -51,6 +51,14 @@ func TestParseSizeRefuses(t *testing.T) {
 	}
 }
 
+func TestParseSizeNegative(t *testing.T) {
+	for _, in := range []string{"-1", "-1.5GiB", "-0"} {
+		if _, err := parseSize(in); err == nil || !strings.HasSuffix(err.Error(), `"`+in+`": negative`) {
+			t.Errorf("parseSize(%q): %v, want negative", in, err)
+		}
+	}
+}
+
 func TestFormatSizeShort(t *testing.T) {
 	for n, want := range map[int64]string{
 		0:             "0 B",

@@ -106,7 +106,7 @@ func newStatCmd() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "stat",
 		Short: "Print the state and counters of a daemon",
-		Args:  cobra.NoArgs,
+		Args:  noArgs,
 	}
 	f.add(c, "print one JSON object")
 	c.RunE = func(c *cobra.Command, _ []string) error {
@@ -136,9 +136,9 @@ func (o *statOutput) print(w io.Writer) error {
 	err := printTable(w, [][2]string{
 		{"version", o.Version},
 		{"uptime", uptime.String()},
-		{"blocks", fmt.Sprintf("%d in %d namespaces", o.Blocks, o.Namespaces)},
+		{"blocks", fmt.Sprintf("%d in %s", o.Blocks, counted(o.Namespaces, "namespace"))},
 		{"table", formatSizeShort(o.TableBytes)},
-		{"held now", fmt.Sprintf("%d leases, %d reservations, %d watchers", o.Leases, o.Reservations, o.Watchers)},
+		{"held now", counted(o.Leases, "lease") + ", " + counted(o.Reservations, "reservation") + ", " + counted(o.Watchers, "watcher")},
 		{"prefetch", fmt.Sprintf("%d queued, %d done, %d dropped, %d cancelled", o.Prefetch.Queued, o.Prefetch.Done, o.Prefetch.Dropped, o.Prefetch.Cancelled)},
 		{"misses", fmt.Sprintf("%d%s", total(o.Misses), countsIn(o.Misses))},
 		{"removed", fmt.Sprintf("%d%s", total(o.Removed), countsIn(o.Removed))},

@@ -35,7 +35,7 @@ check it: the slot's header, the length and the checksum. Nothing is changed. No
 daemon may run on the directory.
 
 The exit code is 0 only if every committed block reads back right.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 	}
 	fs := c.Flags()
 	fs.StringVar(&data, "data", "", "data `directory` (default as for serve)")
@@ -77,7 +77,7 @@ The exit code is 0 only if every committed block reads back right.`,
 		case rep.Good != rep.Records:
 			return fmt.Errorf("verify %s: %d of %d committed blocks do not read back right", dir, rep.Records-rep.Good, rep.Records)
 		case len(rep.Problems) > 0:
-			return fmt.Errorf("verify %s: %d problems", dir, len(rep.Problems))
+			return fmt.Errorf("verify %s: %s", dir, counted(int64(len(rep.Problems)), "problem"))
 		}
 		return nil
 	}
@@ -90,6 +90,6 @@ func printVerify(w io.Writer, r verifyReport) error {
 			return err
 		}
 	}
-	_, err := fmt.Fprintf(w, "%s: %d committed blocks, %s: %d good, %d bad\n", r.Data, r.Records, formatSizeShort(r.Bytes), r.Good, r.Bad)
+	_, err := fmt.Fprintf(w, "%s: %s, %s: %d good, %d bad\n", r.Data, counted(r.Records, "committed block"), formatSizeShort(r.Bytes), r.Good, r.Bad)
 	return err
 }

@@ -81,7 +81,7 @@ func newWatchCmd() *cobra.Command {
 		Long: `Print what happens to blocks from now on, a line for each event, until
 interrupted. "watching" on standard error says that the daemon listens: what is
 done after it is told. --timeout bounds only the connecting.`,
-		Args: cobra.NoArgs,
+		Args: noArgs,
 	}
 	f.add(c, "print a line of JSON for each event")
 	fs := c.Flags()
