@@ -134,8 +134,9 @@ func (f *watchFlags) run(ctx context.Context, stdout, stderr io.Writer) error {
 			}
 			return nil
 		})
-		// To be interrupted is how a watch is meant to end.
-		if errors.Is(err, errWatchedEnough) || wctx.Err() != nil {
+		// To be interrupted is how a watch is meant to end. The daemon knows --for as
+		// the call's deadline and may be the first to notice it.
+		if errors.Is(err, errWatchedEnough) || wctx.Err() != nil || f.span > 0 && errors.Is(err, context.DeadlineExceeded) {
 			return nil
 		}
 		return err
