@@ -260,7 +260,7 @@ func TestWatch(t *testing.T) {
 	}
 	wait().want(t, 0, "", "")
 
-	_, wait = watch("--for", "1ms")
+	_, wait = watch("--for", "300ms")
 	wait().want(t, 0, "", "")
 
 	_, wait = watch()
