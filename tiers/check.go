@@ -63,17 +63,12 @@ func (c *check) verdict(sum [16]byte) error {
 // checkHeader says whether a slot header is the entry's.
 func (c *check) checkHeader(b []byte) error {
 	hd, err := DecodeHeader(b)
-	if err == nil {
-		switch {
-		case c.ns == nil || hd.Digest != c.ns.digest:
-			err = fmt.Errorf("%w: another namespace's", block.ErrCorrupt)
-		case hd.Hash != c.e.Hash || hd.HashLen != c.e.HashLen:
-			err = fmt.Errorf("%w: another block's, %s", block.ErrCorrupt, hd.Hash.Hex(int(hd.HashLen)))
-		case hd.Gen != c.e.Gen:
-			err = fmt.Errorf("%w: generation %d, want %d", block.ErrCorrupt, hd.Gen, c.e.Gen)
-		case hd.Len != c.e.Len || hd.Sum != c.e.Sum:
-			err = fmt.Errorf("%w: length %d and checksum %s, want %d and %s", block.ErrCorrupt, hd.Len, hd.Sum, c.e.Len, c.e.Sum)
-		}
+	switch {
+	case err != nil:
+	case c.ns == nil:
+		err = fmt.Errorf("%w: the namespace is gone", block.ErrCorrupt)
+	default:
+		err = hd.differs(&SlotHeader{Digest: c.ns.digest, Hash: c.e.Hash, HashLen: c.e.HashLen, Gen: c.e.Gen, Len: c.e.Len, Sum: c.e.Sum})
 	}
 	if err != nil {
 		return fmt.Errorf("slot header of block %s in g3: %w", c.e.Hash.Hex(int(c.e.HashLen)), err)

@@ -162,6 +162,23 @@ func DecodeHeader(src []byte) (SlotHeader, error) {
 	return h, nil
 }
 
+// differs says in what a header found on a medium is not the one that was written
+// for a block; nil when it is. want needs digest, hash, generation, length and
+// checksum: the rest follows from them, or is the caller's to compare.
+func (h *SlotHeader) differs(want *SlotHeader) error {
+	switch {
+	case h.Digest != want.Digest:
+		return fmt.Errorf("%w: another namespace's", block.ErrCorrupt)
+	case h.Hash != want.Hash || h.HashLen != want.HashLen:
+		return fmt.Errorf("%w: another block's, %s", block.ErrCorrupt, h.Hash.Hex(int(h.HashLen)))
+	case h.Gen != want.Gen:
+		return fmt.Errorf("%w: generation %d, want %d", block.ErrCorrupt, h.Gen, want.Gen)
+	case h.Len != want.Len || h.Sum != want.Sum:
+		return fmt.Errorf("%w: length %d and checksum %s, want %d and %s", block.ErrCorrupt, h.Len, h.Sum, want.Len, want.Sum)
+	}
+	return nil
+}
+
 // allZero reports whether every byte is zero.
 func allZero(b []byte) bool {
 	for len(b) >= 8 {

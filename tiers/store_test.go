@@ -12,8 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/kvtier/kvtier/backends/mem"
-	"github.com/kvtier/kvtier/backends/posix"
 	"github.com/kvtier/kvtier/index/block"
 	"github.com/kvtier/kvtier/tiers"
 	"github.com/kvtier/kvtier/xfer"
@@ -22,25 +20,7 @@ import (
 // newAgent is an agent with the backends that a store needs.
 func newAgent(t testing.TB) *xfer.Agent {
 	t.Helper()
-	a, err := xfer.NewAgent("test", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := a.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	p, err := posix.New(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, b := range []xfer.Backend{mem.New(), p} {
-		if err := a.AddBackend(b); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return a
+	return agentWith(t, func(b xfer.Backend) xfer.Backend { return b })
 }
 
 // logTo sends a store's log to the test's.

@@ -187,8 +187,12 @@ func (v *verifier) read(r *index.Record, buf []byte) error {
 	if err != nil {
 		return err
 	}
-	if hd.Digest != v.digests[r.Key.NS] || hd.Hash != r.Key.Hash || hd.Gen != r.Gen || hd.Len != r.Len || hd.Sum != r.Sum || hd.Epoch != r.Epoch {
-		return fmt.Errorf("%w: the slot header is not this block's", block.ErrCorrupt)
+	want := SlotHeader{Digest: v.digests[r.Key.NS], Hash: r.Key.Hash, HashLen: uint8(r.HashLen), Gen: r.Gen, Len: r.Len, Sum: r.Sum}
+	if err := hd.differs(&want); err != nil {
+		return fmt.Errorf("slot header: %w", err)
+	}
+	if hd.Epoch != r.Epoch {
+		return fmt.Errorf("slot header: %w: epoch %d, want %d", block.ErrCorrupt, hd.Epoch, r.Epoch)
 	}
 	if sum := block.Sum(xxh3.Hash128(buf[header:][:r.Len]).Bytes()); sum != r.Sum {
 		return fmt.Errorf("%w: checksum %s, want %s", block.ErrCorrupt, sum, r.Sum)

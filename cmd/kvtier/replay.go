@@ -165,6 +165,14 @@ func (f *replayFlags) replay(ctx context.Context, path string, stdout, stderr io
 	})
 }
 
+// report prints what a replay or a check has found.
+func (f *replayFlags) report(stdout io.Writer, rep interface{ print(io.Writer) error }) error {
+	if f.json {
+		return writeJSONLine(stdout, rep)
+	}
+	return rep.print(stdout)
+}
+
 // finish prints the report and says why the replay failed, if it did. runErr is
 // what ended it early.
 func (f *replayFlags) finish(path string, r *replayer, runErr error, stdout io.Writer) error {
@@ -172,13 +180,7 @@ func (f *replayFlags) finish(path string, r *replayer, runErr error, stdout io.W
 	if runErr != nil {
 		rep.Error = runErr.Error()
 	}
-	var err error
-	if f.json {
-		err = writeJSONLine(stdout, rep)
-	} else {
-		err = rep.print(stdout)
-	}
-	switch {
+	switch err := f.report(stdout, rep); {
 	case err != nil:
 		return err
 	case runErr != nil:

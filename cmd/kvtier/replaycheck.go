@@ -53,12 +53,7 @@ func (f *replayFlags) check(ctx context.Context, path string, stdout, stderr io.
 			rep.Errors++
 			rep.Error = runErr.Error()
 		}
-		if f.json {
-			err = writeJSONLine(stdout, rep)
-		} else {
-			err = rep.print(stdout)
-		}
-		switch {
+		switch err := f.report(stdout, rep); {
 		case err != nil:
 			return err
 		case runErr != nil:
