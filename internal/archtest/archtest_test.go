@@ -47,23 +47,29 @@ type may struct {
 }
 
 // commonTests is what every test may import: the suites, and what is internal.
-var commonTests = []string{"xfer/xfertest", "policy/policytest", "api/apitest", "internal/arena", goleak}
+var commonTests = []string{"xfer/xfertest", "policy/policytest", "api/apitest", "internal/arena", "internal/invariants", goleak}
 
 // table says who may import whom. Imports point one way: index/block and xfer
 // are leaves, cmd/kvtier knows everything.
 var table = map[string]may{
-	"index/block":    {},
-	"internal/arena": {code: []string{xsys}},
+	"index/block":         {},
+	"internal/arena":      {code: []string{xsys}},
+	"internal/blocksum":   {code: []string{xxh3}},
+	"internal/invariants": {},
 
-	"xfer":          {tests: []string{"backends/mem"}}, // its example moves real bytes
+	"xfer/wire":     {},
+	"xfer":          {code: []string{"xfer/wire"}, tests: []string{"backends/mem"}}, // its example moves real bytes
 	"xfer/xfertest": {code: []string{"xfer", "internal/arena", goleak}},
+	"xfer/frame":    {code: []string{"internal/invariants", xsys}},
 
-	"backends": {code: []string{"xfer", "backends/mem", "backends/posix"}},
+	"backends": {code: []string{"xfer", "backends/mem", "backends/posix", "backends/shm", "backends/tcp"}},
 	// A backend imports xfer and what it drives, and never another backend.
+	"backends/tcp":   {code: []string{"xfer", "xfer/frame", "internal/arena"}, tests: []string{xsys}},
 	"backends/mem":   {code: []string{"xfer", "internal/arena"}},
-	"backends/posix": {code: []string{"xfer", "internal/arena", xsys}},
+	"backends/posix": {code: []string{"xfer", "internal/arena", "internal/invariants", xsys}},
+	"backends/shm":   {code: []string{"xfer", "xfer/frame", "internal/arena", xsys}},
 
-	"index": {code: []string{"index/block", pebble, xxhash, xsys}},
+	"index": {code: []string{"index/block", "internal/invariants", pebble, xxhash, xsys}},
 
 	"policy":            {code: []string{"index/block"}},
 	"policy/policytest": {code: []string{"policy", "index/block"}},
@@ -71,16 +77,19 @@ var table = map[string]may{
 	"policy/sim":        {code: []string{"policy", "index/block"}, tests: []string{"policy/trace"}},
 
 	"tiers": {
-		code: []string{"xfer", "index", "index/block", "policy", "internal/arena", xxh3, xxhash, xsys},
-		// A store needs something that moves its bytes; its tests bring it, its code does not.
-		tests: []string{"backends/mem", "backends/posix"},
+		code: []string{"xfer", "index", "index/block", "policy", "internal/arena", "internal/invariants", xxh3, xxhash, xsys},
+		// A store needs something that moves its bytes; its tests bring it, its code
+		// does not. They also bring file systems that crash, below the catalog.
+		tests: []string{"backends/mem", "backends/posix", pebble},
 	},
 
 	// The API serves an interface of its own, so it does not know tiers.
-	"api":                  {code: []string{"index/block", "api/kvtierpb", grpc, protobuf, xxh3, xsync}, tests: []string{"api/apitest/memstore"}},
+	"api":                  {code: []string{"index/block", "api/access", "api/kvtierpb", "api/session", "internal/invariants", grpc, protobuf, xxh3, xsync}, tests: []string{"api/apitest/memstore"}},
+	"api/access":           {code: []string{"index/block"}},
+	"api/session":          {code: []string{"index/block", "api/access", "xfer/frame", "internal/arena", "internal/blocksum", xxh3, xsync, xsys}, tests: []string{"api/apitest/memstore"}},
 	"api/kvtierpb":         {code: []string{grpc, protobuf}},
-	"api/apitest":          {code: []string{"api", "index/block", grpc, xxh3}},
-	"api/apitest/memstore": {code: []string{"api", "index/block", xxh3}},
+	"api/apitest":          {code: []string{"api", "api/session", "index/block", grpc, xxh3}},
+	"api/apitest/memstore": {code: []string{"api", "index/block", xxh3, xsys}},
 
 	// The program wires everything, and nothing knows it.
 	"cmd/kvtier": {
@@ -90,7 +99,7 @@ var table = map[string]may{
 	},
 
 	// The end-to-end tests see what a stranger sees: a program and a Go client.
-	"e2e": {tests: []string{"api", "index/block"}},
+	"e2e": {tests: []string{"api", "api/session", "index/block", xsys}},
 
 	"internal/archtest": {},
 	"internal/gotest":   {},

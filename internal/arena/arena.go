@@ -23,12 +23,25 @@ type Options struct {
 	Memfd       bool         // back each chunk by a memfd, to be shared by descriptor
 	Name        string       // name of the memfds in /proc; "kvtier" when empty
 	NoHugePages bool         // stay on 4 KiB pages
+	Reserved    Reserved     // with Memfd: whether it takes huge pages that are reserved (hugetlb)
 	Lock        bool         // mlock, as far as RLIMIT_MEMLOCK allows
 	NoPopulate  bool         // leave pages to their first touch
 	Background  bool         // populate after New returned; see Populated
 	ChunkBytes  int64        // size of each chunk but the last, a multiple of HugeBytes; MaxChunkBytes when 0
 	Logger      *slog.Logger // where warnings go besides Obtained; nowhere when nil
 }
+
+// Reserved says what a memfd has to do with the huge pages that the host has set
+// aside for whoever asks for them. They are huge for certain, while other memory
+// has huge pages as the kernel's settings and its free memory have it.
+type Reserved uint8
+
+// What a memfd may do with reserved huge pages.
+const (
+	ReservedFirst Reserved = iota // each chunk takes them while there are enough for it
+	ReservedOnly                  // New fails with unix.ENOMEM when there are not enough for all
+	ReservedNever
+)
 
 // Arena is a piece of mapped memory in chunks. Its methods may be called from
 // many goroutines; after Close nothing it handed out may be touched.
@@ -166,7 +179,7 @@ func (a *Arena) Close() error {
 
 // mapChunks maps each chunk on its own.
 func (a *Arena) mapChunks(o *Options) error {
-	hugetlb := o.Memfd && !o.NoHugePages
+	hugetlb := o.Memfd && !o.NoHugePages && o.Reserved != ReservedNever
 	for off := int64(0); off < a.size; off += a.chunkSize {
 		n := min(a.chunkSize, a.size-off)
 		var b []byte
@@ -175,7 +188,9 @@ func (a *Arena) mapChunks(o *Options) error {
 			// Fails when too few reserved huge pages are free. The chunks that got
 			// theirs keep them.
 			b, err = a.mapMemfd(o.Name, n, unix.MFD_HUGETLB|unix.MFD_HUGE_2MB, a.mapHugetlb)
-			hugetlb = err == nil
+			if hugetlb = err == nil; err != nil && o.Reserved == ReservedOnly {
+				return fmt.Errorf("chunk %d of %d bytes: %w", off/a.chunkSize, n, err)
+			}
 		}
 		if !hugetlb {
 			if o.Memfd {
@@ -239,14 +254,11 @@ func (a *Arena) mapHugetlb(fd int, n int64) ([]byte, error) {
 // mapAligned maps a memfd, or anonymous memory when fd is -1, at a multiple of
 // HugeBytes inside a reserved range that has room for guards.
 func (a *Arena) mapAligned(fd int, n int64) ([]byte, error) {
-	m := mapping{n: uintptr(n) + 2*HugeBytes}
-	var err error
-	m.p, err = unix.MmapPtr(-1, 0, nil, m.n, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	m, at, err := reserve(n)
 	if err != nil {
-		return nil, fmt.Errorf("reserve addresses: %w", err)
+		return nil, err
 	}
 	a.maps = append(a.maps, m)
-	at := unsafe.Add(m.p, HugeBytes-uintptr(m.p)%HugeBytes)
 	flags := unix.MAP_SHARED | unix.MAP_FIXED
 	if fd < 0 {
 		flags = unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_FIXED
@@ -255,6 +267,17 @@ func (a *Arena) mapAligned(fd int, n int64) ([]byte, error) {
 		return nil, fmt.Errorf("mmap: %w", err)
 	}
 	return unsafe.Slice((*byte)(at), n), nil
+}
+
+// reserve takes addresses for n bytes at a multiple of HugeBytes, so that huge pages
+// of a file are huge pages here as well, with guards around them.
+func reserve(n int64) (m mapping, at unsafe.Pointer, err error) {
+	m.n = uintptr(n) + 2*HugeBytes
+	m.p, err = unix.MmapPtr(-1, 0, nil, m.n, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	if err != nil {
+		return m, nil, fmt.Errorf("reserve addresses: %w", err)
+	}
+	return m, unsafe.Add(m.p, HugeBytes-uintptr(m.p)%HugeBytes), nil
 }
 
 func (a *Arena) unmap() error {

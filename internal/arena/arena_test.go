@@ -230,3 +230,34 @@ func openFds(t *testing.T) int {
 	}
 	return len(e)
 }
+
+// TestReserved: memory of reserved huge pages only is all huge, or there is none;
+// without them it is what else the host gives. The files are sealed in any case.
+func TestReserved(t *testing.T) {
+	for _, r := range []Reserved{ReservedFirst, ReservedOnly, ReservedNever} {
+		a, err := New(3*HugeBytes, &Options{Memfd: true, ChunkBytes: 2 * HugeBytes, Reserved: r})
+		if err != nil {
+			if r != ReservedOnly || !errors.Is(err, unix.ENOMEM) {
+				t.Errorf("%d: %v", r, err)
+			}
+			continue
+		}
+		got := a.Obtained()
+		if r == ReservedOnly && (got.HugeBytes != a.Size() || got.PageBytes != HugeBytes) {
+			t.Errorf("reserved only: %+v", got)
+		}
+		for i := range a.Chunks() {
+			seals, err := unix.FcntlInt(uintptr(a.Fd(i)), unix.F_GET_SEALS, 0)
+			if want := unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL; err != nil || seals&want != want {
+				t.Errorf("%d: file %d has seals %#x, %v", r, i, seals, err)
+			}
+		}
+		if err := a.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	const tooMuch = 1 << 45 // of pages that are reserved
+	if _, err := New(tooMuch, &Options{Memfd: true, Reserved: ReservedOnly, NoPopulate: true}); !errors.Is(err, unix.ENOMEM) {
+		t.Errorf("more than anybody has: %v", err)
+	}
+}

@@ -33,6 +33,7 @@ type event struct {
 	Test       string
 	Output     string
 	ImportPath string
+	Key, Value string // of an attribute
 }
 
 // running is the output of tests that have not ended, by package and test.
@@ -78,6 +79,9 @@ func report(r io.Reader, w io.Writer) (ok bool, err error) {
 			if !strings.HasPrefix(ev.Output, "=== ") {
 				tests.add(&ev)
 			}
+		case "attr":
+			// What a test says that it did, such as how many crashes it caused.
+			fmt.Fprintf(out, "%s %s %s: %s\n", strings.ToUpper(ev.Key), ev.Package, ev.Test, ev.Value)
 		case "pass", "bench":
 			if text := tests.take(&ev); ev.Test == "" {
 				fmt.Fprint(out, lastLine(text))

@@ -15,6 +15,8 @@ const input = `go: downloading something
 {"Action":"output","Package":"m/a","Test":"TestLoop","Output":"--- SKIP: TestLoop (0.00s)\n"}
 {"Action":"skip","Package":"m/a","Test":"TestLoop","Elapsed":0}
 {"Action":"output","Package":"m/a","Test":"TestFine","Output":"=== RUN   TestFine\n"}
+{"Action":"output","Package":"m/a","Test":"TestFine","Output":"=== ATTR  TestFine did 3 crashes\n"}
+{"Action":"attr","Package":"m/a","Test":"TestFine","Key":"did","Value":"3 crashes"}
 {"Action":"pass","Package":"m/a","Test":"TestFine","Elapsed":0}
 {"Action":"output","Package":"m/a","Output":"PASS\n"}
 {"Action":"output","Package":"m/a","Output":"ok  \tm/a\t0.1s\n"}
@@ -35,6 +37,7 @@ const input = `go: downloading something
 
 const want = `go: downloading something
 SKIP m/a TestLoop: a_test.go:9: needs loop devices (loop): permission denied
+DID m/a TestFine: 3 crashes
 ok  	m/a	0.1s
     b_test.go:5: wrong
 --- FAIL: TestBad (0.00s)
