@@ -1,23 +1,16 @@
 package index
 
 import (
-	"context"
-	"crypto/rand"
-	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"path/filepath"
-	"strconv"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/bloom"
 	"github.com/cockroachdb/pebble/v2/vfs"
-	"github.com/cockroachdb/pebble/v2/vfs/atomicfs"
 
 	"github.com/kvtier/kvtier/index/block"
 )
@@ -77,22 +70,24 @@ func PebbleOptions(o *CatalogOptions) *pebble.Options {
 // A commit is atomic, and one with sync survives everything that the disk
 // survives. When the write-ahead log cannot be written, the catalog has failed:
 // every commit from then on, and those under way, end with an error that says
-// so, reads go on, and only opening the catalog again makes it whole. While
-// Pebble cannot flush its memory, new commits are refused.
+// so, reads go on, and only opening the catalog again makes it whole, as Reopen
+// does in place. While Pebble cannot flush its memory, new commits are refused.
 type Catalog struct {
 	dir   string
+	opts  CatalogOptions
 	log   *slog.Logger
-	db    *pebble.DB
 	lock  *pebble.Lock
-	wal   *walFS
-	ro    bool
 	boot  uint32
 	store [16]byte
+	clean bool
+	syncs syncStats
 
-	failed   atomic.Pointer[error] // stays
-	flush    retry
-	compact  retry
-	stalling atomic.Bool // commits wait for flushes or compactions
+	// engine changes under gate only. Every call holds the gate for reading while
+	// it uses Pebble.
+	engine atomic.Pointer[engine]
+	gate   sync.RWMutex
+	closed bool  // under gate
+	err    error // of Close, under gate
 
 	// admin orders the calls that read a record and write it back. They are rare,
 	// and each must be on disk before the next one reads, so it is held across
@@ -101,20 +96,12 @@ type Catalog struct {
 		sync.Mutex
 		meta meta
 	}
-
-	mu struct {
-		sync.Mutex
-		closed bool
-		err    error // of Close
-		users  sync.WaitGroup
-	}
-	closing chan struct{} // closed when Close begins
-	done    chan struct{} // closed when Close has ended
 }
 
 // OpenCatalog opens the catalog in a directory, and makes both if they are not
 // there. It fails with block.ErrUnavailable when another process, or another
 // Catalog of this one, has it open or the directory cannot be used; with
+// block.ErrNoSpace when opening it needs more room than there is; with
 // ErrVersion when it was written by a newer program; with block.ErrCorrupt when
 // its files are damaged; and read-only with block.ErrNotFound when there is none.
 func OpenCatalog(dir string, o *CatalogOptions) (*Catalog, error) {
@@ -130,321 +117,103 @@ func OpenCatalog(dir string, o *CatalogOptions) (*Catalog, error) {
 		}
 		dir = abs
 	}
-	c := &Catalog{dir: dir, log: v.Logger, ro: v.ReadOnly, closing: make(chan struct{}), done: make(chan struct{})}
-	if err := c.open(v); err != nil {
+	c := &Catalog{dir: dir, opts: v, log: v.Logger}
+	if err := c.open(nil); err != nil {
 		return nil, fmt.Errorf("open catalog %s: %w", dir, err)
 	}
 	return c, nil
 }
 
-func (c *Catalog) open(v CatalogOptions) (err error) {
-	if v.ReadOnly {
-		if _, err := v.FS.Stat(c.dir); errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("%w: %w", block.ErrNotFound, err)
-		}
-	} else if err := v.FS.MkdirAll(c.dir, 0o755); err != nil {
-		return fmt.Errorf("%w: %w", block.ErrUnavailable, err)
-	}
-	if c.lock, err = pebble.LockDirectory(c.dir, v.FS); err != nil {
-		// The lock file itself may be out of reach; what else fails is the lock.
-		if pe := (*fs.PathError)(nil); errors.As(err, &pe) {
-			return fmt.Errorf("%w: %w", block.ErrUnavailable, err)
-		}
-		return fmt.Errorf("%w: in use by another process: %w", block.ErrUnavailable, err)
-	}
-	defer func() {
-		if err != nil {
-			_ = c.lock.Close() // the error of opening is the one to tell
-		}
-	}()
-	if err := checkPebbleFormat(v.FS, c.dir); err != nil {
-		return err
-	}
-	c.wal = &walFS{FS: v.FS, fail: c.fail, pause: c.pause}
-	p := PebbleOptions(&v)
-	p.FS = c.wal
-	p.Lock = c.lock
-	p.Logger = pebbleLogger{log: v.Logger, fatal: c.fail}
-	p.EventListener = c.listener()
-	if c.db, err = pebble.Open(c.dir, p); err != nil {
-		switch {
-		case errors.Is(err, pebble.ErrDBDoesNotExist):
-			return fmt.Errorf("%w: %w", block.ErrNotFound, err)
-		case pebble.IsCorruptionError(err):
-			return fmt.Errorf("%w: %w", block.ErrCorrupt, err)
-		}
-		return fmt.Errorf("%w: %w", block.ErrUnavailable, err)
-	}
-	if err = c.start(); err != nil {
-		_ = c.db.Close() // likewise
-	}
-	return err
-}
-
-// checkPebbleFormat tells a catalog of a newer Pebble from a damaged one.
-func checkPebbleFormat(v vfs.FS, dir string) error {
-	m, text, err := atomicfs.LocateMarker(v, dir, "format-version")
-	if err != nil {
-		return fmt.Errorf("%w: %w", block.ErrUnavailable, err)
-	}
-	if err := m.Close(); err != nil {
-		return fmt.Errorf("%w: %w", block.ErrUnavailable, err)
-	}
-	if n, err := strconv.ParseUint(text, 10, 64); err == nil && n > uint64(pebble.FormatNewest) {
-		return fmt.Errorf("pebble: %w: %d, this program knows up to %d", ErrVersion, n, pebble.FormatNewest)
-	}
-	return nil
-}
-
-// start reads the meta record, or writes the first one, and counts the opening.
-func (c *Catalog) start() error {
-	m := &c.admin.meta
-	value, closer, err := c.db.Get(metaKey)
-	switch {
-	case err == nil:
-		err = m.decode(value)
-		_ = closer.Close() // has no error to give after a read
-		if err != nil {
-			return err
-		}
-	case !errors.Is(err, pebble.ErrNotFound):
-		return pebbleErr("read meta record", err)
-	case c.ro:
-		return fmt.Errorf("%w: no meta record", block.ErrNotFound)
-	default:
-		if err := c.checkEmpty(); err != nil {
-			return err
-		}
-		*m = meta{Catalog: catalogVersion, NextSpace: 1}
-		if _, err := rand.Read(m.Store[:]); err != nil {
-			return fmt.Errorf("draw store id: %w", err)
-		}
-	}
-	if !c.ro {
-		m.Boot++
-		if err := c.put(metaKey, m.encode()); err != nil {
-			return fmt.Errorf("write meta record: %w", err)
-		}
-	}
-	c.boot, c.store = m.Boot, m.Store
-	return nil
-}
-
-// checkEmpty refuses records without a meta record: a catalog that lost it must
-// not give out identities again.
-func (c *Catalog) checkEmpty() error {
-	it, err := c.db.NewIter(nil)
-	if err != nil {
-		return pebbleErr("look for records", err)
-	}
-	any := it.First()
-	if err := it.Close(); err != nil {
-		return pebbleErr("look for records", err)
-	}
-	if any {
-		return fmt.Errorf("%w: records without a meta record", block.ErrCorrupt)
-	}
-	return nil
-}
-
-// Boot is how many times the catalog has been opened for writing, this one
-// included.
+// Boot is how many times the catalog had been opened for writing when it was
+// opened, that time included. It does not change with Reopen, although that
+// counts as an opening in the catalog itself.
 func (c *Catalog) Boot() uint32 { return c.boot }
 
 // StoreID is the identity of the store, drawn when its catalog was made.
 func (c *Catalog) StoreID() [16]byte { return c.store }
 
-// Err says why the catalog takes no more commits, or nil.
-func (c *Catalog) Err() error {
-	if p := c.failed.Load(); p != nil {
-		return *p
+// Clean reports whether the opening before this one ended with MarkClean. It is
+// true for a new catalog. It does not change with Reopen.
+func (c *Catalog) Clean() bool { return c.clean }
+
+// MarkClean notes, synced, that the store ends in order: nothing is under way,
+// and Close comes next. The next opening finds it; see Clean.
+func (c *Catalog) MarkClean() error {
+	if err := c.enterWrite(); err != nil {
+		return err
 	}
-	if p := c.flush.failed.Load(); p != nil {
-		return *p
-	}
-	// Compactions may fail for a while before anything has to wait for them.
-	if p := c.compact.failed.Load(); p != nil && c.stalling.Load() {
-		return *p
+	defer c.leave()
+	c.admin.Lock()
+	defer c.admin.Unlock()
+	m := c.admin.meta
+	m.Clean = true
+	if err := c.now().put(metaKey, m.encode()); err != nil {
+		return fmt.Errorf("mark catalog clean: %w", err)
 	}
 	return nil
 }
 
+// Err says why the catalog takes no more commits, or nil.
+func (c *Catalog) Err() error { return c.now().err() }
+
+// now is the engine, which stays what it is between enter and leave.
+func (c *Catalog) now() *engine { return c.engine.Load() }
+
 // Close waits for calls under way and closes the catalog. It is safe twice.
 func (c *Catalog) Close() error {
-	c.mu.Lock()
-	first := !c.mu.closed
-	c.mu.closed = true
-	c.mu.Unlock()
-	if !first {
-		<-c.done
-		return c.mu.err
+	// Commits under way may wait for a disk that does not take them.
+	if e := c.now(); e.err() != nil {
+		e.abandon(e.err())
 	}
-	close(c.closing)
-	c.mu.users.Wait()
-	err := c.db.Close()
+	c.gate.Lock()
+	defer c.gate.Unlock()
+	if c.closed {
+		return c.err
+	}
+	c.closed = true
+	err := c.now().close()
 	if e := c.lock.Close(); err == nil {
 		err = e
 	}
 	if err != nil {
-		c.mu.err = fmt.Errorf("close catalog %s: %w", c.dir, err)
+		c.err = fmt.Errorf("close catalog %s: %w", c.dir, err)
 	}
-	close(c.done)
-	return c.mu.err
+	return c.err
 }
 
-// enter keeps the catalog open until leave.
+// enter keeps the catalog open until leave. What runs in between must not enter
+// again: while Close or Reopen wait, that would wait for them.
 func (c *Catalog) enter() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.mu.closed {
-		return fmt.Errorf("catalog %s: %w", c.dir, block.ErrClosed)
+	c.gate.RLock()
+	var err error
+	switch e := c.now(); {
+	case c.closed:
+		err = fmt.Errorf("catalog %s: %w", c.dir, block.ErrClosed)
+	case e.db == nil:
+		err = fmt.Errorf("catalog %s: %w: %v", c.dir, block.ErrUnavailable, e.err())
+	default:
+		return nil
 	}
-	c.mu.users.Add(1)
-	return nil
+	c.gate.RUnlock()
+	return err
 }
 
-func (c *Catalog) leave() { c.mu.users.Done() }
+func (c *Catalog) leave() { c.gate.RUnlock() }
 
 // enterWrite is enter for a call that writes.
 func (c *Catalog) enterWrite() error {
-	if c.ro {
+	if c.opts.ReadOnly {
 		return fmt.Errorf("catalog %s: %w: opened read-only", c.dir, block.ErrInvalid)
 	}
-	if err := c.Err(); err != nil {
-		return err
+	c.gate.RLock()
+	err := c.Err()
+	if c.closed {
+		err = fmt.Errorf("catalog %s: %w", c.dir, block.ErrClosed)
 	}
-	return c.enter()
-}
-
-// fail makes the catalog refuse commits for good. The first reason stays.
-func (c *Catalog) fail(err error) {
-	err = fmt.Errorf("catalog %s has failed: %w", c.dir, diskErr(err))
-	if c.failed.CompareAndSwap(nil, &err) {
-		c.log.Error("catalog failed; it takes no more writes until it is opened again", "err", err)
-	}
-}
-
-// retryPause is how long work in the background rests after a failure.
-const retryPause = 100 * time.Millisecond
-
-// retry is the state of work in the background that Pebble tries again, at once
-// and without end, when it failed.
-type retry struct {
-	last   atomic.Pointer[error] // how the last try ended, if with an error
-	failed atomic.Pointer[error] // the same once Pebble has called it a failure
-}
-
-// ended takes the end of a try. What Pebble does not report as a background
-// error after it, such as a flush of which nothing remained, is none.
-func (r *retry) ended(err error) (again bool) {
 	if err != nil {
-		r.last.Store(&err)
-		return false
+		c.gate.RUnlock()
 	}
-	r.last.Store(nil)
-	return r.failed.Swap(nil) != nil
-}
-
-func (r *retry) background(what string, err error) (first bool) {
-	last := r.last.Load()
-	if last == nil || !errors.Is(err, *last) {
-		return false
-	}
-	err = fmt.Errorf("%s: %w", what, diskErr(err))
-	return r.failed.Swap(&err) == nil
-}
-
-// pause keeps work that failed from being tried again at once, which would take
-// a core.
-func (c *Catalog) pause() {
-	if c.flush.failed.Load() == nil && c.compact.failed.Load() == nil {
-		return
-	}
-	select {
-	case <-time.After(retryPause):
-	case <-c.closing:
-	}
-}
-
-func (c *Catalog) listener() *pebble.EventListener {
-	return &pebble.EventListener{
-		FlushEnd: func(i pebble.FlushInfo) {
-			if c.flush.ended(i.Err) {
-				c.log.Info("catalog flushes again")
-			}
-		},
-		CompactionEnd: func(i pebble.CompactionInfo) {
-			if c.compact.ended(i.Err) {
-				c.log.Info("catalog compacts again")
-			}
-		},
-		BackgroundError: func(err error) {
-			flush := c.flush.background("catalog "+c.dir+" cannot flush", err)
-			compact := c.compact.background("catalog "+c.dir+" cannot compact", err)
-			// One line for each failure, not for each try.
-			if flush || compact {
-				c.log.Error("catalog: work in the background fails", "err", err)
-			}
-		},
-		DataCorruption: func(i pebble.DataCorruptionInfo) {
-			c.log.Error("catalog: corrupt table", "path", i.Path, "err", i.Details)
-		},
-		WriteStallBegin: func(i pebble.WriteStallBeginInfo) {
-			c.stalling.Store(true)
-			c.log.Warn("catalog: writes wait", "reason", i.Reason)
-		},
-		WriteStallEnd: func() { c.stalling.Store(false) },
-		DiskSlow: func(i pebble.DiskSlowInfo) {
-			c.log.Warn("catalog: disk is slow", "path", i.Path, "op", i.OpType.String(), "seconds", i.Duration.Seconds())
-		},
-	}
-}
-
-// diskErr says whether more room would help.
-func diskErr(err error) error {
-	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-		return fmt.Errorf("%w: %w", block.ErrNoSpace, err)
-	}
-	return fmt.Errorf("%w: %w", block.ErrUnavailable, err)
-}
-
-func pebbleErr(what string, err error) error {
-	if pebble.IsCorruptionError(err) {
-		return fmt.Errorf("%s: %w: %w", what, block.ErrCorrupt, err)
-	}
-	return fmt.Errorf("%s: %w: %w", what, block.ErrUnavailable, err)
-}
-
-// pebbleLogger hands Pebble's lines on. Fatalf returns: what Pebble calls fatal
-// makes the catalog refuse writes, not the process end.
-type pebbleLogger struct {
-	log   *slog.Logger
-	fatal func(error)
-}
-
-func (l pebbleLogger) Infof(format string, args ...any) {
-	if l.log.Enabled(context.Background(), slog.LevelDebug) {
-		l.log.Debug("pebble: " + fmt.Sprintf(format, args...))
-	}
-}
-
-func (l pebbleLogger) Errorf(format string, args ...any) {
-	l.log.Warn("pebble: " + fmt.Sprintf(format, args...))
-}
-
-func (l pebbleLogger) Fatalf(format string, args ...any) {
-	text := fmt.Sprintf(format, args...)
-	l.log.Error("pebble: " + text)
-	if l.fatal == nil {
-		return
-	}
-	for _, a := range args {
-		if err, ok := a.(error); ok {
-			l.fatal(err)
-			return
-		}
-	}
-	l.fatal(errors.New(text))
+	return err
 }
 
 // CatalogMetrics is a snapshot of what the catalog costs and does.
@@ -465,19 +234,20 @@ type CatalogMetrics struct {
 	Failed         bool // takes no commits; see Catalog.Err
 }
 
-// Metrics takes a snapshot; a closed catalog has none but the log's.
+// Metrics takes a snapshot; a catalog that is closed, or that could not be opened
+// again, has none but the log's. What Pebble counts begins anew with Reopen.
 func (c *Catalog) Metrics() CatalogMetrics {
 	v := CatalogMetrics{
-		WALSyncs:    c.wal.syncs.count.Load(),
-		WALSyncTime: time.Duration(c.wal.syncs.nanos.Load()),
-		WALSyncMax:  time.Duration(c.wal.syncs.max.Load()),
+		WALSyncs:    c.syncs.count.Load(),
+		WALSyncTime: time.Duration(c.syncs.nanos.Load()),
+		WALSyncMax:  time.Duration(c.syncs.max.Load()),
 		Failed:      c.Err() != nil,
 	}
 	if c.enter() != nil {
 		return v
 	}
 	defer c.leave()
-	m := c.db.Metrics()
+	m := c.now().db.Metrics()
 	v.DiskBytes = int64(m.DiskSpaceUsage())
 	v.WALBytes = int64(m.WAL.PhysicalSize)
 	v.MemTableBytes = int64(m.MemTable.Size)

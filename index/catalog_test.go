@@ -259,6 +259,75 @@ func TestCatalogSlabs(t *testing.T) {
 	}
 }
 
+// TestClean opens a catalog again and again, after an end in order and others.
+func TestClean(t *testing.T) {
+	o := &CatalogOptions{FS: vfs.NewMem()}
+	ro := &CatalogOptions{FS: o.FS, ReadOnly: true}
+	for i, c := range []struct {
+		o           *CatalogOptions
+		clean, mark bool
+	}{{o, true, false}, {o, false, true}, {ro, true, false}, {ro, true, false}, {o, true, false}, {ro, false, false}, {o, false, true}, {o, true, true}} {
+		cat := openCatalog(t, "cat", c.o)
+		if cat.Clean() != c.clean {
+			t.Errorf("opening %d is clean: %v, want %v", i, cat.Clean(), c.clean)
+		}
+		if c.mark {
+			if err := cat.MarkClean(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		closeCatalog(t, cat)
+	}
+	if err := openCatalog(t, "cat", ro).MarkClean(); !errors.Is(err, block.ErrInvalid) {
+		t.Errorf("read-only: %v", err)
+	}
+}
+
+// TestVersion1 makes a catalog what the first version left.
+func TestVersion1(t *testing.T) {
+	o := &CatalogOptions{FS: vfs.NewMem()}
+	c := openCatalog(t, "cat", o)
+	commit(t, c, true, recordOf(1, 1))
+	old := c.admin.meta
+	old.Catalog = 1
+	if err := c.now().put(metaKey, old.encode()); err != nil {
+		t.Fatal(err)
+	}
+	closeCatalog(t, c)
+	for _, c := range []struct{ readOnly, upgraded bool }{{true, false}, {false, true}, {true, true}} {
+		again := openCatalog(t, "cat", &CatalogOptions{FS: o.FS, ReadOnly: c.readOnly})
+		if got := scan(t, again); len(got) != 1 || got[recordOf(1, 1).Key] != *recordOf(1, 1) {
+			t.Errorf("records %+v", got)
+		}
+		if m := again.admin.meta; m.Store != old.Store || (m.Catalog == catalogVersion) != c.upgraded || again.Clean() {
+			t.Errorf("read-only %v: meta %+v, clean %v", c.readOnly, m, again.Clean())
+		}
+		closeCatalog(t, again)
+	}
+}
+
+func TestScrubState(t *testing.T) {
+	disk := vfs.NewCrashableMem()
+	c := openCatalog(t, "cat", &CatalogOptions{FS: disk})
+	if s, ok, err := c.ScrubState(); ok || err != nil {
+		t.Errorf("before the first scrub: %+v, %v, %v", s, ok, err)
+	}
+	want := sampleScrub()
+	want.Error = strings.Repeat("x", MaxScrubError-1)
+	long := want
+	long.Error += "\u00e9 and more" // cut within a character
+	if err := c.PutScrubState(long); err != nil {
+		t.Fatal(err)
+	}
+	after := openCatalog(t, "cat", &CatalogOptions{FS: disk.CrashClone(vfs.CrashCloneCfg{})})
+	if got, ok, err := after.ScrubState(); err != nil || !ok || got != want {
+		t.Errorf("after a crash: %+v, %v, %v, want %+v", got, ok, err, want)
+	}
+	if err := c.PutScrubState(ScrubRecord{State: block.ScrubFailed + 1}); !errors.Is(err, block.ErrInvalid) {
+		t.Errorf("unknown state: %v", err)
+	}
+}
+
 func TestCorruptValueIsAnError(t *testing.T) {
 	c := openCatalog(t, "cat", &CatalogOptions{FS: vfs.NewMem()})
 	r := recordOf(1, 1)
@@ -269,7 +338,7 @@ func TestCorruptValueIsAnError(t *testing.T) {
 	}{{0, ErrVersion}, {5, block.ErrCorrupt}} {
 		v := slices.Clone(value)
 		v[damage.at] ^= 0x40
-		if err := c.put(key, v); err != nil {
+		if err := c.now().put(key, v); err != nil {
 			t.Fatal(err)
 		}
 		if _, ok, err := c.Get(r.Key, 32); ok || !errors.Is(err, damage.want) {
@@ -306,7 +375,7 @@ func TestOpenRefuses(t *testing.T) {
 		c := openCatalog(t, "cat", o)
 		m := c.admin.meta
 		m.Catalog++
-		if err := c.put(metaKey, m.encode()); err != nil {
+		if err := c.now().put(metaKey, m.encode()); err != nil {
 			t.Fatal(err)
 		}
 		closeCatalog(t, c)
@@ -332,7 +401,7 @@ func TestOpenRefuses(t *testing.T) {
 		o := &CatalogOptions{FS: vfs.NewMem()}
 		c := openCatalog(t, "cat", o)
 		commit(t, c, true, recordOf(1, 1))
-		if err := c.db.Delete(metaKey, nil); err != nil {
+		if err := c.now().db.Delete(metaKey, nil); err != nil {
 			t.Fatal(err)
 		}
 		closeCatalog(t, c)

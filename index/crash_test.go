@@ -56,7 +56,7 @@ func TestCrash(t *testing.T) {
 			synced = i
 		}
 		if r.IntN(40) == 0 {
-			if err := c.db.Flush(); err != nil {
+			if err := c.now().db.Flush(); err != nil {
 				t.Fatal(err)
 			}
 			synced = i // a flush puts all before it on disk
@@ -195,7 +195,7 @@ func diskError(t *testing.T, kinds []errorfs.OpKind, after int64) {
 				if n == 0 && i%16 == 0 && i < 16*20 {
 					// Rotates the log, in the middle of the others' commits. Many more
 					// tables than these would make commits wait for compactions.
-					if _, err := c.db.AsyncFlush(); err != nil {
+					if _, err := c.now().db.AsyncFlush(); err != nil {
 						t.Error(err)
 					}
 				}
@@ -252,7 +252,7 @@ func TestFullDiskBelowTables(t *testing.T) {
 	c := openCatalog(t, "cat", &CatalogOptions{FS: fs})
 	commit(t, c, true, recordOf(1, 1))
 	full.Store(true)
-	if _, err := c.db.AsyncFlush(); err != nil {
+	if _, err := c.now().db.AsyncFlush(); err != nil {
 		t.Fatal(err)
 	}
 	for c.Err() == nil {

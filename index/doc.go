@@ -8,4 +8,11 @@
 // is read as a whole at start and written in batches after that. Neither moves
 // a payload: a block's bytes are written before its record, and its record is
 // dropped before its bytes are, so that a crash can only cause a miss.
+//
+// A catalog that cannot be written has failed: it answers reads and refuses
+// commits until Reopen makes it whole again, in place.
+//
+// Beside the catalog lies its Manifest, which mirrors what only the catalog knows:
+// from it, and from the headers of the slots, RestoreCatalog makes a catalog that
+// was lost. Pins and the state of the scrub are in the catalog alone.
 package index

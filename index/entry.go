@@ -1,6 +1,11 @@
 package index
 
-import "github.com/kvtier/kvtier/index/block"
+import (
+	"fmt"
+
+	"github.com/kvtier/kvtier/index/block"
+	"github.com/kvtier/kvtier/internal/invariants"
+)
 
 // Entry is what the resident table knows of one block. It holds no pointers,
 // lives outside the Go heap, and is read and written only under the lock of its
@@ -56,3 +61,28 @@ const (
 	SlotResident           // committed: readable
 	SlotLeaving            // on its way out: not found any more, its slot not free yet
 )
+
+// freed is what a free entry holds, but for its hash, in programs built with the
+// tag invariants: whoever keeps a pointer to an entry is found out.
+var freed = Entry{
+	NS: 0xdbdbdbdb, Len: 0xdbdbdbdb, Expires: 0xdbdbdbdb, State: [LocalTiers]SlotState{0xdb, 0xdb}, Flags: 0xdb, HashLen: 0xdb,
+	Gen: 0xdbdbdbdbdbdbdbdb, Refs: 0xdbdbdbdb, Kids: [LocalTiers]uint32{0xdbdbdbdb, 0xdbdbdbdb}, Named: 0xdbdbdbdb, Ops: 0xdbdb,
+}
+
+func poison(e *Entry) {
+	if invariants.Enabled {
+		*e = freed
+	}
+}
+
+// wantPoisoned panics when a free entry was written to.
+func wantPoisoned(e *Entry) {
+	if !invariants.Enabled {
+		return
+	}
+	now := *e
+	now.Hash = freed.Hash // leads to the next free one
+	if now != freed {
+		panic(fmt.Sprintf("index: entry was written to while it was free: %+v", *e))
+	}
+}

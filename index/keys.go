@@ -19,6 +19,7 @@ var ErrVersion = errors.New("unknown format version")
 // them are big-endian, so that keys sort as the numbers do.
 //
 //	m                      meta
+//	c                      ScrubRecord
 //	n namespace(4)         namespace
 //	d digest(32)           namespace that was dropped, by the digest of its descriptor
 //	s number(2)            SlabRecord
@@ -29,6 +30,7 @@ var ErrVersion = errors.New("unknown format version")
 // under another key. Numbers in them are little-endian.
 const (
 	kindMeta    = 'm'
+	kindScrub   = 'c'
 	kindSpace   = 'n'
 	kindDropped = 'd'
 	kindSlab    = 's'
@@ -38,11 +40,14 @@ const (
 	checksumBytes  = 8
 )
 
-// Versions of the values. catalogVersion covers the keys and which values there
-// are.
+// Versions of the values. catalogVersion covers the keys, which values there are,
+// and the flags in them. Version 1 of the catalog knew neither ScrubRecord, nor
+// Record.Pinned, nor Clean, which its meta record, of version 1 too, does not
+// have; it is read, and becomes version 2 when it is opened for writing.
 const (
-	catalogVersion = 1
-	metaVersion    = 1
+	catalogVersion = 2
+	metaVersion    = 2
+	scrubVersion   = 1
 	spaceVersion   = 1
 	slabVersion    = 1
 	recordVersion  = 1
@@ -62,13 +67,17 @@ type Record struct {
 	Gen       uint64 // of the slot, as in its header
 	Epoch     uint32 // of the namespace when the block was put
 	Expires   int64  // Unix seconds; 0: never
+	Pinned    bool   // never evicted
 }
 
 // recordFixed is the length of a record's value without a parent:
 // version, flags, Sum, Len, Slab, Offset, Gen, Epoch, Expires, Slot, checksum.
 const recordFixed = 1 + 1 + 16 + 4 + 2 + 8 + 8 + 4 + 8 + 4 + checksumBytes
 
-const flagParent = 1
+const (
+	flagParent = 1
+	flagPinned = 2
+)
 
 func (r *Record) valueLen() int {
 	if r.HasParent {
@@ -103,8 +112,11 @@ func (r *Record) putValue(b, key []byte) {
 	binary.LittleEndian.PutUint64(b[44:], uint64(r.Expires))
 	binary.LittleEndian.PutUint32(b[52:], r.Slot)
 	if r.HasParent {
-		b[1] = flagParent
+		b[1] |= flagParent
 		copy(b[56:], r.Parent[:r.HashLen])
+	}
+	if r.Pinned {
+		b[1] |= flagPinned
 	}
 	end := len(b) - checksumBytes
 	binary.LittleEndian.PutUint64(b[end:], checksum(key, b[:end]))
@@ -134,11 +146,11 @@ func (r *Record) decode(key, value []byte) error {
 	r.Key.NS = block.NamespaceID(binary.BigEndian.Uint32(key[1:]))
 	copy(r.Key.Hash[:], key[blockKeyPrefix:])
 	want := recordFixed - checksumBytes
-	if len(body) > 1 && body[1] == flagParent {
+	if len(body) > 1 && body[1]&flagParent != 0 {
 		r.HasParent = true
 		want += hashLen
 	}
-	if len(body) != want || body[1]&^flagParent != 0 {
+	if len(body) != want || body[1]&^(flagParent|flagPinned) != 0 {
 		return fmt.Errorf("block record %s: %w: value of %d bytes", r.Key, block.ErrCorrupt, len(value))
 	}
 	copy(r.Sum[:], body[2:])
@@ -149,6 +161,7 @@ func (r *Record) decode(key, value []byte) error {
 	r.Epoch = binary.LittleEndian.Uint32(body[40:])
 	r.Expires = int64(binary.LittleEndian.Uint64(body[44:]))
 	r.Slot = binary.LittleEndian.Uint32(body[52:])
+	r.Pinned = body[1]&flagPinned != 0
 	copy(r.Parent[:], body[56:])
 	// block.PlaceAt takes no other offsets.
 	if r.Offset < 0 || r.Offset%512 != 0 || r.Offset>>57 != 0 {
@@ -306,33 +319,58 @@ type meta struct {
 	Boot      uint32 // raised each time the catalog is opened for writing
 	NextSpace block.NamespaceID
 	Store     [16]byte // identity of the store, drawn when it was made
+	Clean     bool     // the last opening for writing has ended in order
 }
 
 var metaKey = []byte{kindMeta}
 
+const flagClean = 1
+
+// encode writes a meta record of version 1 for a catalog of version 1.
 func (m *meta) encode() []byte {
 	b := []byte{metaVersion}
+	if m.Catalog == 1 {
+		b[0] = 1
+	}
 	b = binary.LittleEndian.AppendUint32(b, m.Catalog)
 	b = binary.LittleEndian.AppendUint32(b, m.Boot)
 	b = binary.LittleEndian.AppendUint32(b, uint32(m.NextSpace))
 	b = append(b, m.Store[:]...)
+	switch {
+	case b[0] == 1:
+	case m.Clean:
+		b = append(b, flagClean)
+	default:
+		b = append(b, 0)
+	}
 	return seal(metaKey, b)
 }
 
 func (m *meta) decode(value []byte) error {
-	body, err := open("meta record", metaKey, value, metaVersion)
+	version, size := byte(metaVersion), 30
+	if len(value) > 0 && value[0] == 1 {
+		version, size = 1, 29
+	}
+	body, err := open("meta record", metaKey, value, version)
 	if err != nil {
 		return err
 	}
-	if len(body) != 29 {
+	if len(body) != size {
 		return fmt.Errorf("meta record: %w: value of %d bytes", block.ErrCorrupt, len(value))
 	}
 	m.Catalog = binary.LittleEndian.Uint32(body[1:])
 	m.Boot = binary.LittleEndian.Uint32(body[5:])
 	m.NextSpace = block.NamespaceID(binary.LittleEndian.Uint32(body[9:]))
 	m.Store = [16]byte(body[13:])
-	if m.Catalog != catalogVersion {
-		return fmt.Errorf("catalog: %w: %d, this program knows %d", ErrVersion, m.Catalog, catalogVersion)
+	m.Clean = false
+	if version > 1 {
+		if body[29] > flagClean {
+			return fmt.Errorf("meta record: %w: flags %#x", block.ErrCorrupt, body[29])
+		}
+		m.Clean = body[29] == flagClean
+	}
+	if m.Catalog != uint32(version) {
+		return fmt.Errorf("catalog: %w: %d, this program knows up to %d", ErrVersion, m.Catalog, catalogVersion)
 	}
 	return nil
 }

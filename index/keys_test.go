@@ -57,6 +57,13 @@ func sampleSlab() SlabRecord {
 	return SlabRecord{Number: 258, ID: [16]byte{1, 2, 3, 15: 16}, Path: "/data/slab0", Bytes: 2 << 30, ExtentBytes: 64 << 20, Device: true, Retired: true}
 }
 
+func sampleScrub() ScrubRecord {
+	return ScrubRecord{
+		State: block.ScrubFailed, Started: time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC), Slab: [16]byte{1, 2, 15: 16}, Offset: 1 << 30,
+		Done: 1, Blocks: 2, Damaged: 3, Repaired: 4, Dropped: 5, Stale: 6, Error: "read slab",
+	}
+}
+
 func recordBytes(r *Record) (key, value []byte) {
 	key = appendBlockKey(nil, &r.Key, r.HashLen)
 	value = make([]byte, r.valueLen())
@@ -87,6 +94,18 @@ func TestGolden(t *testing.T) {
 	line("slab", key, value)
 	m := meta{Catalog: catalogVersion, Boot: 9, NextSpace: 8, Store: [16]byte{0xfe, 15: 0xef}}
 	line("meta", metaKey, m.encode())
+	m.Clean = true
+	line("meta clean", metaKey, m.encode())
+	m.Catalog, m.Clean = 1, false
+	line("meta of version 1", metaKey, m.encode())
+	for _, parent := range []bool{false, true} {
+		r := sampleRecord(8, parent)
+		r.Pinned = true
+		key, value := recordBytes(&r)
+		line(fmt.Sprintf("record hash=8 parent=%v pinned", parent), key, value)
+	}
+	c := sampleScrub()
+	line("scrub", scrubKey, c.encode())
 
 	path := filepath.Join("testdata", "records.golden")
 	if *update {
@@ -134,7 +153,8 @@ func TestValuesComeBack(t *testing.T) {
 // TestDamage flips each bit and cuts each length of a value, and puts it under
 // another key.
 func TestDamage(t *testing.T) {
-	r, n, s := sampleRecord(16, true), sampleSpace(), sampleSlab()
+	r, n, s, c := sampleRecord(16, true), sampleSpace(), sampleSlab(), sampleScrub()
+	r.Pinned = true
 	m := meta{Catalog: catalogVersion, Boot: 1, NextSpace: 1}
 	rk, rv := recordBytes(&r)
 	sk, sv := s.encode()
@@ -147,6 +167,7 @@ func TestDamage(t *testing.T) {
 		{"namespace", spaceKey(n.ID), encodeSpace(spaceKey(n.ID), &n), func(k, v []byte) error { _, err := decodeSpace(k, v); return err }},
 		{"slab", sk, sv, func(k, v []byte) error { return new(SlabRecord).decode(k, v) }},
 		{"meta", metaKey, m.encode(), func(_, v []byte) error { return new(meta).decode(v) }},
+		{"scrub", scrubKey, c.encode(), func(_, v []byte) error { return new(ScrubRecord).decode(v) }},
 	} {
 		if err := c.decode(c.key, c.value); err != nil {
 			t.Fatalf("%s: %v", c.name, err)
@@ -167,7 +188,7 @@ func TestDamage(t *testing.T) {
 				t.Errorf("%s cut to %d bytes: %v", c.name, n, err)
 			}
 		}
-		if c.name != "meta" {
+		if c.name != "meta" && c.name != "scrub" { // of which there is one
 			k := bytes.Clone(c.key)
 			k[len(k)-1] ^= 1
 			if err := c.decode(k, c.value); !errors.Is(err, block.ErrCorrupt) {
@@ -204,6 +225,7 @@ func TestKeysSortByNamespaceThenHash(t *testing.T) {
 func FuzzRecordValue(f *testing.F) {
 	for _, n := range []int{8, 32} {
 		r := sampleRecord(n, n == 32)
+		r.Pinned = n == 8
 		key, value := recordBytes(&r)
 		f.Add(key, value)
 		f.Add(key, value[:len(value)-checksumBytes])
@@ -226,11 +248,11 @@ func FuzzRecordValue(f *testing.F) {
 
 // FuzzRecord encodes any record and reads it back.
 func FuzzRecord(f *testing.F) {
-	f.Add(uint32(1), []byte("hash"), []byte("parent"), true, uint32(4096), uint16(1), int64(8), uint32(8), uint64(1), uint32(1), int64(0), uint8(3))
-	f.Fuzz(func(t *testing.T, ns uint32, hash, parent []byte, hasParent bool, size uint32, slab uint16, offset int64, slot uint32, gen uint64, epoch uint32, expires int64, hashLen uint8) {
+	f.Add(uint32(1), []byte("hash"), []byte("parent"), true, uint32(4096), uint16(1), int64(8), uint32(8), uint64(1), uint32(1), int64(0), uint8(3), true)
+	f.Fuzz(func(t *testing.T, ns uint32, hash, parent []byte, hasParent bool, size uint32, slab uint16, offset int64, slot uint32, gen uint64, epoch uint32, expires int64, hashLen uint8, pinned bool) {
 		want := Record{
 			HashLen: []int{8, 16, 20, 32}[hashLen%4], HasParent: hasParent, Len: size % (block.MaxBlockBytes + 1), Slab: slab,
-			Offset: int64(uint64(offset)%(1<<48)) * 512, Slot: slot, Gen: gen, Epoch: epoch, Expires: expires,
+			Offset: int64(uint64(offset)%(1<<48)) * 512, Slot: slot, Gen: gen, Epoch: epoch, Expires: expires, Pinned: pinned,
 		}
 		want.Key.NS = block.NamespaceID(ns)
 		copy(want.Key.Hash[:want.HashLen], hash)
@@ -246,7 +268,8 @@ func FuzzRecord(f *testing.F) {
 	})
 }
 
-// FuzzOtherValues is FuzzRecordValue for namespaces, slabs and the meta record.
+// FuzzOtherValues is FuzzRecordValue for namespaces, slabs, the meta record and
+// the scrub's.
 func FuzzOtherValues(f *testing.F) {
 	n, s := sampleSpace(), sampleSlab()
 	m := meta{Catalog: catalogVersion, Boot: 2, NextSpace: 3}
@@ -256,6 +279,10 @@ func FuzzOtherValues(f *testing.F) {
 	key, value := s.encode()
 	f.Add(key, value)
 	f.Add(metaKey, m.encode())
+	m.Catalog = 1
+	f.Add(metaKey, m.encode())
+	c := sampleScrub()
+	f.Add(scrubKey, c.encode())
 	f.Fuzz(func(t *testing.T, key, value []byte) {
 		for _, v := range [][]byte{value, seal(key, bytes.Clone(value))} {
 			if n, err := decodeSpace(key, v); err == nil && !bytes.Equal(encodeSpace(key, &n), v) {
@@ -271,6 +298,28 @@ func FuzzOtherValues(f *testing.F) {
 			if m.decode(v) == nil && !bytes.Equal(m.encode(), v) {
 				t.Errorf("meta %x is encoded otherwise", v)
 			}
+			var c ScrubRecord
+			if c.decode(v) == nil && !bytes.Equal(c.encode(), v) {
+				t.Errorf("scrub record %x is encoded otherwise", v)
+			}
+		}
+	})
+}
+
+// FuzzScrubRecord encodes any record of a scrub and reads it back.
+func FuzzScrubRecord(f *testing.F) {
+	f.Add(uint8(4), int64(1), int64(-62135596800), []byte("slab"), int64(1), int64(2), int64(3), "error")
+	f.Fuzz(func(t *testing.T, state uint8, started, ended int64, slab []byte, offset, done, stale int64, text string) {
+		// Seconds that time.Time holds without overflow.
+		at := func(sec int64) time.Time { return time.Unix(sec>>3, sec&7).UTC() }
+		want := ScrubRecord{
+			State: block.ScrubState(state % (uint8(block.ScrubFailed) + 1)), Started: at(started), Ended: at(ended),
+			Offset: offset, Done: done, Stale: stale, Error: text[:min(len(text), MaxScrubError)],
+		}
+		copy(want.Slab[:], slab)
+		var got ScrubRecord
+		if err := got.decode(want.encode()); err != nil || got != want {
+			t.Errorf("got %+v, %v, want %+v", got, err, want)
 		}
 	})
 }

@@ -19,7 +19,7 @@ type Batch struct {
 }
 
 // NewBatch makes an empty batch for the catalog.
-func (c *Catalog) NewBatch() *Batch { return &Batch{b: c.db.NewBatch()} }
+func (c *Catalog) NewBatch() *Batch { return &Batch{b: new(pebble.Batch)} }
 
 // Put adds or replaces a record. It panics when a length of hash is not one
 // that namespaces have.
@@ -80,27 +80,11 @@ func (c *Catalog) Commit(b *Batch, sync bool) error {
 		return fmt.Errorf("commit %d records: %w", n, err)
 	}
 	defer c.leave()
-	if err := c.commit(b.b, sync); err != nil {
-		b.b, b.n = c.db.NewBatch(), 0 // Pebble may still hold on to the old one
+	if err := c.now().commit(b.b, sync); err != nil {
+		b.b, b.n = new(pebble.Batch), 0 // Pebble may still hold on to the old one
 		return fmt.Errorf("commit %d records: %w", n, err)
 	}
 	b.Reset()
-	return nil
-}
-
-// commit is Pebble's, with failures that Pebble was not told of.
-func (c *Catalog) commit(b *pebble.Batch, sync bool) error {
-	o := pebble.NoSync
-	if sync {
-		o = pebble.Sync
-	}
-	if err := b.Commit(o); err != nil {
-		return pebbleErr("pebble", err)
-	}
-	// After the commit, not before: the log may have failed under it.
-	if p := c.failed.Load(); p != nil {
-		return *p
-	}
 	return nil
 }
 
@@ -115,7 +99,7 @@ func (c *Catalog) Get(k block.Key, hashLen int) (Record, bool, error) {
 	defer c.leave()
 	var buf [blockKeyPrefix + block.HashBytes]byte
 	key := appendBlockKey(buf[:0], &k, hashLen)
-	value, closer, err := c.db.Get(key)
+	value, closer, err := c.now().db.Get(key)
 	if errors.Is(err, pebble.ErrNotFound) {
 		return r, false, nil
 	}
@@ -132,6 +116,9 @@ func (c *Catalog) Get(k block.Key, hashLen int) (Record, bool, error) {
 // Scan calls fn for each block record as of now, in the order of namespaces and
 // then of hashes, until fn fails. The record is valid until fn returns. Records
 // whose Epoch is not their namespace's are left over from before a clear.
+//
+// fn must not call the catalog: Close and Reopen wait for the scan, and later
+// calls wait for them.
 func (c *Catalog) Scan(fn func(*Record) error) error {
 	return c.scan([]byte{kindBlock}, []byte{kindBlock + 1}, fn)
 }
@@ -152,7 +139,7 @@ func (c *Catalog) scan(from, to []byte, fn func(*Record) error) error {
 	}
 	defer c.leave()
 	var r Record
-	return c.each("scan block records", from, to, func(key, value []byte) error {
+	return c.now().each("scan block records", from, to, func(key, value []byte) error {
 		if err := r.decode(key, value); err != nil {
 			return err
 		}
@@ -161,8 +148,8 @@ func (c *Catalog) scan(from, to []byte, fn func(*Record) error) error {
 }
 
 // each calls fn for each key of a range.
-func (c *Catalog) each(what string, from, to []byte, fn func(key, value []byte) error) error {
-	it, err := c.db.NewIter(&pebble.IterOptions{LowerBound: from, UpperBound: to})
+func (e *engine) each(what string, from, to []byte, fn func(key, value []byte) error) error {
+	it, err := e.db.NewIter(&pebble.IterOptions{LowerBound: from, UpperBound: to})
 	if err != nil {
 		return pebbleErr(what, err)
 	}

@@ -174,6 +174,7 @@ func (s *shard) take(t *Table, i *uint32) bool {
 		*i = s.mu.free - 1
 		e := s.entry(*i)
 		s.mu.free = binary.LittleEndian.Uint32(e.Hash[:])
+		wantPoisoned(e)
 		*e = Entry{}
 	} else {
 		if s.mu.taken == maxShard {
@@ -194,6 +195,7 @@ func (s *shard) take(t *Table, i *uint32) bool {
 }
 
 func (s *shard) give(i uint32) {
+	poison(s.entry(i))
 	binary.LittleEndian.PutUint32(s.entry(i).Hash[:], s.mu.free)
 	s.mu.free = i + 1
 	s.setLife(i, lifeFree)

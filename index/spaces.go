@@ -7,26 +7,36 @@ import (
 	"github.com/cockroachdb/pebble/v2"
 
 	"github.com/kvtier/kvtier/index/block"
+	"github.com/kvtier/kvtier/internal/invariants"
 )
 
-// put writes one key, synced.
-func (c *Catalog) put(key, value []byte) error {
-	b := c.db.NewBatch()
-	if err := b.Set(key, value, nil); err != nil {
-		return pebbleErr("pebble", err)
+// putAdmin writes one key that the manifest mirrors.
+func (c *Catalog) putAdmin(key, value []byte) error {
+	if err := c.now().put(key, value); err != nil {
+		return err
 	}
-	return c.commitOnce(b)
+	return c.mirror()
 }
 
-// commitOnce commits a batch, synced, and is done with it.
-func (c *Catalog) commitOnce(b *pebble.Batch) error {
-	if err := c.commit(b, true); err != nil {
-		return err // Pebble may still hold on to the batch
+// commitAdmin is putAdmin for a batch.
+func (c *Catalog) commitAdmin(b *pebble.Batch) error {
+	if err := c.now().commitOnce(b); err != nil {
+		return err
 	}
-	if err := b.Close(); err != nil {
-		return pebbleErr("pebble", err)
+	return c.mirror()
+}
+
+// mirror writes the manifest behind a change. Where it falls behind, the catalog
+// has failed: a repair would take blocks that are recorded from then on for those
+// of another epoch, and the cleared ones for theirs.
+func (c *Catalog) mirror() error {
+	invariants.CrashAt("catalog-manifest")
+	e := c.now()
+	err := c.writeManifest(e)
+	if err != nil {
+		e.fail(err)
 	}
-	return nil
+	return err
 }
 
 // Namespaces lists the namespaces in the order of their ids, without those that
@@ -37,7 +47,7 @@ func (c *Catalog) Namespaces() ([]block.Namespace, error) {
 	}
 	defer c.leave()
 	var all []block.Namespace
-	err := c.each("list namespaces", []byte{kindSpace}, []byte{kindSpace + 1}, func(key, value []byte) error {
+	err := c.now().each("list namespaces", []byte{kindSpace}, []byte{kindSpace + 1}, func(key, value []byte) error {
 		n, err := decodeSpace(key, value)
 		all = append(all, n)
 		return err
@@ -63,10 +73,13 @@ func (c *Catalog) NewNamespaceID() (block.NamespaceID, error) {
 	if m.NextSpace == 0 {
 		return 0, fmt.Errorf("draw namespace id: %w: all are used", block.ErrNoSpace)
 	}
-	if err := c.put(metaKey, m.encode()); err != nil {
+	if err := c.now().put(metaKey, m.encode()); err != nil {
 		return 0, fmt.Errorf("draw namespace id: %w", err)
 	}
-	c.admin.meta = m
+	c.admin.meta = m // given out whatever comes of the manifest
+	if err := c.mirror(); err != nil {
+		return 0, fmt.Errorf("draw namespace id: %w", err)
+	}
 	return id, nil
 }
 
@@ -119,7 +132,7 @@ func (c *Catalog) PutNamespace(n block.Namespace) error {
 			return fmt.Errorf("put namespace %q: %w: epoch %d is below %d, the first one after it was dropped", n.Desc.Name, block.ErrInvalid, n.Epoch, first)
 		}
 	}
-	if err := c.put(key, encodeSpace(key, &n)); err != nil {
+	if err := c.putAdmin(key, encodeSpace(key, &n)); err != nil {
 		return fmt.Errorf("put namespace %q: %w", n.Desc.Name, err)
 	}
 	return nil
@@ -157,11 +170,11 @@ func (c *Catalog) ClearNamespace(n block.Namespace) error {
 	if err := checkSpace(&n); err != nil {
 		return err
 	}
-	b := c.db.NewBatch()
+	b := c.now().db.NewBatch()
 	from, to := spaceRange(n.ID)
 	err = errors.Join(b.DeleteRange(from, to, nil), b.Set(key, encodeSpace(key, &n), nil))
 	if err == nil {
-		err = c.commitOnce(b)
+		err = c.commitAdmin(b)
 	}
 	if err != nil {
 		return fmt.Errorf("clear namespace %q: %w", n.Desc.Name, err)
@@ -194,11 +207,11 @@ func (c *Catalog) DropNamespace(id block.NamespaceID) error {
 	}
 	n.Epoch = max(n.Epoch+1, first)
 	grave := droppedKey(n.Desc.Digest())
-	b := c.db.NewBatch()
+	b := c.now().db.NewBatch()
 	from, to := spaceRange(id)
 	err = errors.Join(b.DeleteRange(from, to, nil), b.Delete(key, nil), b.Set(grave, encodeSpace(grave, &n), nil))
 	if err == nil {
-		err = c.commitOnce(b)
+		err = c.commitAdmin(b)
 	}
 	if err != nil {
 		return fmt.Errorf("drop namespace %q: %w", n.Desc.Name, err)
@@ -207,7 +220,7 @@ func (c *Catalog) DropNamespace(id block.NamespaceID) error {
 }
 
 func (c *Catalog) space(key []byte) (block.Namespace, bool, error) {
-	value, closer, err := c.db.Get(key)
+	value, closer, err := c.now().db.Get(key)
 	if errors.Is(err, pebble.ErrNotFound) {
 		return block.Namespace{}, false, nil
 	}
@@ -228,7 +241,7 @@ func (c *Catalog) Slabs() ([]SlabRecord, error) {
 	}
 	defer c.leave()
 	var all []SlabRecord
-	err := c.each("list slabs", []byte{kindSlab}, []byte{kindSlab + 1}, func(key, value []byte) error {
+	err := c.now().each("list slabs", []byte{kindSlab}, []byte{kindSlab + 1}, func(key, value []byte) error {
 		var s SlabRecord
 		err := s.decode(key, value)
 		all = append(all, s)
@@ -246,8 +259,10 @@ func (c *Catalog) PutSlab(s SlabRecord) error {
 		return err
 	}
 	defer c.leave()
+	c.admin.Lock()
+	defer c.admin.Unlock()
 	key, value := s.encode()
-	if err := c.put(key, value); err != nil {
+	if err := c.putAdmin(key, value); err != nil {
 		return fmt.Errorf("put slab %s: %w", s.Path, err)
 	}
 	return nil

@@ -25,7 +25,7 @@ type walFS struct {
 	fail   func(error)
 	pause  func() // before a table is made
 	failed atomic.Bool
-	syncs  syncStats
+	syncs  *syncStats
 }
 
 // syncStats counts what the log's syncs cost.
@@ -154,6 +154,16 @@ func (f *walFile) sync(fn func() error) {
 		return
 	}
 	f.fs.syncs.add(time.Since(start))
+}
+
+// Stat is part of vfs.File.
+func (f *walFile) Stat() (vfs.FileInfo, error) {
+	i, err := f.File.Stat()
+	if err != nil {
+		f.fs.broke(err)
+		return vfs.NewMemFile(nil).Stat()
+	}
+	return i, nil
 }
 
 // Close is part of vfs.File.

@@ -226,3 +226,34 @@ func TestNames(t *testing.T) {
 		t.Errorf("names\n%s, want\n%s", s, want)
 	}
 }
+
+// TestDescriptorSet shows that Set is the inverse of Fields.
+func TestDescriptorSet(t *testing.T) {
+	want := block.Descriptor{
+		Name: "n", Model: "m", Revision: "r", DType: "d", Layout: "l", TokensPerBlock: 16, BlockBytes: 1 << 20, MaxBlockBytes: 2 << 20,
+		HashAlgorithm: "a", HashSeed: "0", RankLayout: "tp", KVGroup: "g", Tenant: "t",
+	}
+	var got block.Descriptor
+	for _, f := range want.Fields() {
+		if f.Value == "" {
+			t.Errorf("%s is not tested", f.Name)
+		}
+		if err := got.Set(f); err != nil {
+			t.Error(err)
+		}
+	}
+	if got != want {
+		t.Errorf("set %+v, want %+v", got, want)
+	}
+	for _, f := range []block.Field{
+		{Name: "block_bytes", Value: "1e6"},
+		{Name: "max_block_bytes", Value: "+1"},
+		{Name: "tokens_per_block", Value: "4294967296"},
+		{Name: "Name", Value: "n"},
+		{Value: "n"},
+	} {
+		if err := got.Set(f); !errors.Is(err, block.ErrInvalid) || !strings.Contains(err.Error(), f.Name) {
+			t.Errorf("%+v: error %v, want ErrInvalid with the name", f, err)
+		}
+	}
+}

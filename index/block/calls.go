@@ -50,7 +50,7 @@ type Lease struct {
 type Located struct {
 	Tier  TierID
 	Place Place
-	Len   uint32
+	Len   uint32 // payload bytes
 }
 
 // PutOptions go with a reservation.
@@ -76,10 +76,11 @@ type ListEntry struct {
 	Hash    Hash
 	Parent  Hash
 	HasPar  bool
-	Len     uint32
+	Len     uint32 // payload bytes
 	Sum     Sum
-	Tiers   []TierID
+	Tiers   []TierID  // that have it, nearest first
 	Expires time.Time // zero: never
+	Pinned  bool
 }
 
 // EventKind says what happened to a block.
@@ -87,13 +88,15 @@ type EventKind uint8
 
 // The kinds of events.
 const (
-	EventStored  EventKind = iota // it came into a tier
-	EventRemoved                  // it left a tier, with a reason
-	EventCleared                  // a namespace was emptied
-	EventLost                     // events were dropped for this watcher: Count of them
+	EventStored   EventKind = iota // it came into a tier
+	EventRemoved                   // it left a tier, with a reason
+	EventCleared                   // a namespace was emptied
+	EventLost                      // events were dropped for this watcher: Count of them, 0 when nobody can say how many
+	EventPresent                   // of a snapshot: the block is in a tier
+	EventSnapshot                  // the snapshot is complete: Count blocks in tiers were told
 )
 
-var eventNames = [...]string{"stored", "removed", "cleared", "lost"}
+var eventNames = [...]string{"stored", "removed", "cleared", "lost", "present", "snapshot"}
 
 // String gives the name that JSON uses.
 func (k EventKind) String() string {
@@ -105,18 +108,106 @@ func (k EventKind) String() string {
 
 // Event tells a watcher of one change.
 type Event struct {
-	Seq    uint64 // increases by one with each event of this process
+	// Seq increases by one with each event of this process. With EventLost and
+	// EventSnapshot it is that of the last event before those that follow, with
+	// EventPresent 0.
+	Seq    uint64
 	Kind   EventKind
-	NS     string
+	NS     string // name of the namespace
 	Hash   Hash
 	Hlen   uint8 // bytes of Hash that count
-	Parent Hash
-	HasPar bool
+	Parent Hash  // with EventStored and EventPresent only
+	HasPar bool  // Parent is given
 	Tier   TierID
-	Reason Reason
-	Len    uint32
-	Last   bool  // removed from the last tier that had it
-	Count  int64 // with EventLost and EventCleared
+	Reason Reason // with EventRemoved
+	Len    uint32 // payload bytes
+	Last   bool   // with EventRemoved: no tier has it now
+	Count  int64  // with EventCleared, EventLost and EventSnapshot
+}
+
+// WatchOptions say what a watcher wants to be told.
+type WatchOptions struct {
+	NS NamespaceID // 0: all
+	// Incarnation and After, when Incarnation is not 0, ask to go on behind event
+	// After of that incarnation of the store. When that cannot be, because the
+	// store was opened anew or holds those events no more, the watch begins with a
+	// snapshot if one is wanted, else with an EventLost.
+	Incarnation uint64
+	After       uint64
+	// Snapshot asks for what is there: an EventPresent for each block in each tier,
+	// then EventSnapshot, then the events since the watch began. A block may be told
+	// of twice, as present and by an event; whoever applies all in order ends with
+	// what is there. A watch that goes on where it was has no snapshot.
+	Snapshot bool
+	// Ready, if not nil, is called once, before the first event: nothing that
+	// happens from now on is missed.
+	Ready func(WatchStart)
+}
+
+// WatchStart says where a watch begins.
+type WatchStart struct {
+	Incarnation uint64 // of the store: random, drawn when it is opened
+	Seq         uint64 // of the last event before those that will be told
+	Resumed     bool   // it goes on where WatchOptions asked it to
+}
+
+// ScrubOptions go with StartScrub.
+type ScrubOptions struct {
+	BytesPerSecond int64 // read from the devices; 0: 64 MiB
+	Restart        bool  // from the beginning, also when an earlier scrub was not finished
+}
+
+// ScrubState says what the scrub does.
+type ScrubState uint8
+
+// The states of the scrub.
+const (
+	ScrubNever ScrubState = iota // since the data directory was made
+	ScrubRunning
+	ScrubStopped // before its end: the next start goes on from there
+	ScrubDone
+	ScrubFailed // see Error; the next start goes on from there
+)
+
+var scrubNames = [...]string{"never", "running", "stopped", "done", "failed"}
+
+// String gives the name that JSON uses.
+func (s ScrubState) String() string {
+	if int(s) < len(scrubNames) {
+		return scrubNames[s]
+	}
+	return "unknown"
+}
+
+// ScrubStatus tells how far a scrub is, or how the last one ended. Its counters
+// go on when a scrub is continued after a restart.
+type ScrubStatus struct {
+	State    ScrubState
+	Started  time.Time
+	Ended    time.Time // zero while it runs
+	Done     int64     // bytes of the slabs that it is through with
+	Total    int64     // bytes of the slabs
+	Blocks   int64     // read and compared
+	Damaged  int64     // of those, whose header or payload was wrong or could not be read
+	Repaired int64     // of the damaged, written anew from another tier
+	Dropped  int64     // of the damaged, those that no other tier had
+	Stale    int64     // headers of blocks that are not there any more, invalidated
+	Error    string    // with ScrubFailed
+}
+
+// The states of a medium, for DeviceStats.State and CatalogStats.State.
+const (
+	Healthy  = "healthy"
+	Degraded = "degraded" // it fails now and then: used, but new blocks go elsewhere while they can
+	Down     = "down"     // not used; probes find out when it is well again
+)
+
+// CatalogStats is the state of the catalog.
+type CatalogStats struct {
+	State  string // Healthy; Degraded: nothing new is recorded, what is there is served
+	Reason string // why it is not healthy
+	Since  time.Time
+	Errors int64 // times that it left Healthy
 }
 
 // Progress tells how far a prefetch is: one for each key, in the order of the
@@ -159,11 +250,14 @@ type DeviceStats struct {
 	Path      string
 	ID        string // identity of the slab, hex
 	Bytes     int64
-	FreeOnFS  int64  // of the file system under it; 0 for block devices
-	Engine    string // io_uring or goroutines
-	State     string // healthy, or why not
-	PageBytes int64  // DRAM: page size obtained
-	Locked    int64  // DRAM: bytes locked
+	FreeOnFS  int64     // of the file system under it; 0 for block devices
+	Engine    string    // io_uring or goroutines
+	State     string    // Healthy, Degraded or Down
+	Reason    string    // why it is not healthy
+	Since     time.Time // of State
+	Errors    int64     // of its I/O
+	PageBytes int64     // DRAM: page size obtained
+	Locked    int64     // DRAM: bytes locked
 }
 
 // Stats is a snapshot of the store.
@@ -174,14 +268,20 @@ type Stats struct {
 	Tiers        []TierStats
 	Misses       map[string]int64 // by MissReason
 	Removed      map[string]int64 // blocks that left the store for good, by Reason
-	Conflicts    int64
-	Corrupt      int64
-	Leases       int64
-	Reservations int64
+	Conflicts    int64            // puts of a block that is there with other bytes
+	Corrupt      int64            // copies of blocks that failed their checksum
+	Leases       int64            // now
+	Reservations int64            // now
 	Prefetch     PrefetchStats
-	Watchers     int64
-	EventsLost   int64
-	TableBytes   int64 // resident table
+	Watchers     int64  // now
+	EventsLost   int64  // that slow watchers missed
+	TableBytes   int64  // memory of the resident table
+	Incarnation  uint64 // of the store: random, drawn when it is opened
+	EventSeq     uint64 // of the last event
+	Pinned       int64  // blocks that are pinned
+	PinnedBytes  int64  // of their payload
+	Scrub        ScrubStatus
+	Catalog      CatalogStats
 }
 
 // PrefetchStats counts prefetch work.
@@ -203,6 +303,11 @@ type Payload struct {
 	Total  uint32     // length of the whole block
 	Sum    Sum        // of the whole block
 	Bytes  []byte     // the bytes wanted; valid only until the callback returns
+	// With GetOptions.Pieces: At is where Bytes lie in what is wanted, and More says
+	// that another call for the same key follows. The last one has the outcome: when
+	// it is no hit, what came before is worth nothing.
+	At   int64
+	More bool
 }
 
 // GetOptions go with a get.
@@ -210,7 +315,12 @@ type GetOptions struct {
 	Class     uint8 // the client's hint to the policy
 	NoPromote bool  // leave a block where it is: do not bring it up to G2
 	Quiet     bool  // do not tell the policy: a tool reads, no engine
-	Verify    bool  // compute the checksum of blocks in G2 too, not only of those that cross a tier
+	// Verify computes the checksum of blocks in G2 too, not only of those that cross a
+	// tier. For a part of a block it is done in any case where others can map G2.
+	Verify bool
+	// Pieces allows a block to be handed out in pieces, as they come from the
+	// device, before its checksum is known: see Payload.More.
+	Pieces bool
 }
 
 // Reserved is a place that a block may be written into. It must be filled and
@@ -233,4 +343,41 @@ type Existing struct {
 type CommitResult struct {
 	Status PutStatus
 	Err    error
+}
+
+// Grant is a place in G2 for a put whose key is not known yet. It is its taker's
+// until it is put or aborted.
+type Grant struct {
+	ID     uint64 // cannot be guessed
+	Mem    []byte // as many bytes as were asked for
+	Chunk  int    // the file of the store's memory that it is in; see MemoryFile
+	Offset int64  // of Mem in that file
+}
+
+// GrantPut makes a block of a filled grant.
+type GrantPut struct {
+	Grant uint64
+	Key   Key
+	Hlen  int   // bytes of Key.Hash that count
+	Len   int64 // payload bytes, at most the grant's
+	Sum   Sum   // of those bytes; the caller vouches for it
+	PutOptions
+}
+
+// Loan is a block to be read in place, under a lease.
+type Loan struct {
+	Reason MissReason // Hit, or why there is nothing to read
+	Tier   TierID     // that had it
+	Len    uint32     // payload bytes
+	Sum    Sum
+	Mem    []byte // the payload
+	Chunk  int    // as in Grant
+	Offset int64
+}
+
+// MemoryFile is a piece of a store's memory that other processes can map: sealed
+// against any change of size. The store keeps owning the descriptor.
+type MemoryFile struct {
+	Fd    int
+	Bytes int64
 }

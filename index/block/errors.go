@@ -29,7 +29,7 @@ var (
 	ErrMismatch = errors.New("namespace mismatch")
 	// ErrClosed: the object was closed.
 	ErrClosed = errors.New("closed")
-	// ErrDenied: the caller's token is absent or wrong.
+	// ErrDenied: the caller's token is absent or wrong, or the caller may not do this.
 	ErrDenied = errors.New("denied")
 )
 
@@ -86,7 +86,7 @@ const (
 	Deleted          // by Delete or Clear
 	Moved            // another tier has it now
 	Damaged          // its bytes failed their checksum
-	Discarded        // volatile tier at shutdown, not drained
+	Discarded        // its put failed, or a volatile tier was not drained at shutdown
 )
 
 var reasonNames = [...]string{"none", "evicted", "expired", "deleted", "moved", "damaged", "discarded"}

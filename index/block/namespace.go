@@ -4,7 +4,9 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
+	"strconv"
 	"time"
+	"unicode/utf8"
 )
 
 // MaxBlockBytes is the largest payload of a block.
@@ -32,11 +34,12 @@ type Descriptor struct {
 	Tenant         string
 }
 
-// field is one part of a descriptor by the name that the API gives it.
-type field struct{ name, value string }
+// Field is one part of a descriptor by the name that the API gives it.
+type Field struct{ Name, Value string }
 
-func (d Descriptor) fields() []field {
-	return []field{
+// Fields lists all fields in the order of the struct, numbers as decimal text.
+func (d Descriptor) Fields() []Field {
+	return []Field{
 		{"name", d.Name},
 		{"model", d.Model},
 		{"revision", d.Revision},
@@ -53,6 +56,55 @@ func (d Descriptor) fields() []field {
 	}
 }
 
+// Set is the inverse of Fields for one of them. It fails with ErrInvalid for a name
+// that no field has, and for a text that is no number where one is wanted.
+func (d *Descriptor) Set(f Field) error {
+	var n uint64
+	var err error
+	switch f.Name {
+	case "name":
+		d.Name = f.Value
+	case "model":
+		d.Model = f.Value
+	case "revision":
+		d.Revision = f.Value
+	case "dtype":
+		d.DType = f.Value
+	case "layout":
+		d.Layout = f.Value
+	case "tokens_per_block":
+		n, err = f.number(32)
+		d.TokensPerBlock = uint32(n)
+	case "block_bytes":
+		n, err = f.number(63)
+		d.BlockBytes = int64(n)
+	case "max_block_bytes":
+		n, err = f.number(63)
+		d.MaxBlockBytes = int64(n)
+	case "hash_algorithm":
+		d.HashAlgorithm = f.Value
+	case "hash_seed":
+		d.HashSeed = f.Value
+	case "rank_layout":
+		d.RankLayout = f.Value
+	case "kv_group":
+		d.KVGroup = f.Value
+	case "tenant":
+		d.Tenant = f.Value
+	default:
+		return fmt.Errorf("%w: descriptor: %q is no field of one", ErrInvalid, f.Name)
+	}
+	return err
+}
+
+func (f *Field) number(bits int) (uint64, error) {
+	n, err := strconv.ParseUint(f.Value, 10, bits)
+	if err != nil {
+		return 0, fmt.Errorf("%w: descriptor: %s: %q, want a number from 0 to %d", ErrInvalid, f.Name, f.Value, uint64(1)<<bits-1)
+	}
+	return n, nil
+}
+
 // Validate fails with ErrInvalid, naming the field and its value.
 func (d Descriptor) Validate() error {
 	if d.Name == "" || len(d.Name) > 255 {
@@ -63,9 +115,12 @@ func (d Descriptor) Validate() error {
 			return fmt.Errorf("%w: namespace name %q: character %q is not allowed", ErrInvalid, d.Name, r)
 		}
 	}
-	for _, f := range d.fields() {
-		if len(f.value) > 1024 {
-			return fmt.Errorf("%w: namespace %q: %s is %d bytes long, at most 1024", ErrInvalid, d.Name, f.name, len(f.value))
+	for _, f := range d.Fields() {
+		if !utf8.ValidString(f.Value) {
+			return fmt.Errorf("%w: namespace %q: %s %q is not UTF-8", ErrInvalid, d.Name, f.Name, f.Value)
+		}
+		if len(f.Value) > 1024 {
+			return fmt.Errorf("%w: namespace %q: %s is %d bytes long, at most 1024", ErrInvalid, d.Name, f.Name, len(f.Value))
 		}
 	}
 	switch {
@@ -89,19 +144,26 @@ func checkBlockBytes(name, field string, n int64) error {
 // text. Slot headers and object names carry it.
 func (d Descriptor) Digest() [32]byte {
 	buf := []byte{1}
-	for _, f := range d.fields() {
-		buf = binary.LittleEndian.AppendUint32(buf, uint32(len(f.value)))
-		buf = append(buf, f.value...)
+	for _, f := range d.Fields() {
+		buf = binary.LittleEndian.AppendUint32(buf, uint32(len(f.Value)))
+		buf = append(buf, f.Value...)
 	}
 	return sha256.Sum256(buf)
 }
 
+// Tag is the start of the digest, by which a handle of another store's namespace is
+// recognised.
+func (d Descriptor) Tag() uint64 {
+	sum := d.Digest()
+	return binary.LittleEndian.Uint64(sum[:8])
+}
+
 // Differs returns the first field in which want is not d, or nil.
 func (d Descriptor) Differs(want Descriptor) *Mismatch {
-	a, b := d.fields(), want.fields()
+	a, b := d.Fields(), want.Fields()
 	for i := range a {
 		if a[i] != b[i] {
-			return &Mismatch{Name: d.Name, Field: a[i].name, Have: a[i].value, Want: b[i].value}
+			return &Mismatch{Name: d.Name, Field: a[i].Name, Have: a[i].Value, Want: b[i].Value}
 		}
 	}
 	return nil
