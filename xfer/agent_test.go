@@ -24,18 +24,21 @@ type (
 	notifier struct{}
 )
 
-func (remoteScript) ConnInfo() ([]byte, error)              { return nil, nil }
-func (remoteScript) LoadConnInfo(string, []byte) error      { return nil }
-func (remoteScript) RegionInfo(xfer.Region) ([]byte, error) { return nil, nil }
-func (remoteScript) LoadRegion(string, xfer.MemType, xfer.Desc, []byte) (xfer.Region, error) {
+func (remoteScript) Bind(xfer.PeerID) error                              { return nil }
+func (remoteScript) ConnInfo() ([]byte, error)                           { return []byte("here"), nil }
+func (remoteScript) LoadConnInfo(xfer.PeerID, []byte) error              { return nil }
+func (remoteScript) ForgetPeer(xfer.PeerID)                              {}
+func (remoteScript) RegionInfo(xfer.Region) ([]byte, error)              { return nil, nil }
+func (remoteScript) UnloadRegion(xfer.Region)                            {}
+func (remoteScript) Connect(context.Context, xfer.PeerID) error          { return nil }
+func (remoteScript) Disconnect(xfer.PeerID)                              {}
+func (notifier) Notify(context.Context, xfer.PeerID, []byte) error       { return nil }
+func (notifier) Notifications() <-chan xfer.Notification                 { return nil }
+func (notifierScript) Notify(context.Context, xfer.PeerID, []byte) error { return nil }
+func (notifierScript) Notifications() <-chan xfer.Notification           { return nil }
+func (remoteScript) LoadRegion(xfer.PeerID, xfer.MemType, xfer.Desc, []byte) (xfer.Region, error) {
 	return nil, nil
 }
-func (remoteScript) Connect(context.Context, string) error          { return nil }
-func (remoteScript) Disconnect(string) error                        { return nil }
-func (notifier) Notify(context.Context, string, []byte) error       { return nil }
-func (notifier) Notifications() <-chan xfer.Notification            { return nil }
-func (notifierScript) Notify(context.Context, string, []byte) error { return nil }
-func (notifierScript) Notifications() <-chan xfer.Notification      { return nil }
 
 func TestAddBackendComparesCapsWithRoles(t *testing.T) {
 	with := func(edit func(c *xfer.Caps)) *script {

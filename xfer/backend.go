@@ -2,6 +2,7 @@ package xfer
 
 import (
 	"context"
+	"fmt"
 	"time"
 )
 
@@ -143,35 +144,89 @@ type Cost struct {
 	Margin time.Duration
 }
 
-// Remote is the role of a backend whose remote side may belong to a peer. Its
-// methods exchange opaque bytes, which the agent puts into its metadata. It is
-// declared here so that the shape is fixed; the agent uses it once metadata
-// exchange is there.
-type Remote interface {
-	// ConnInfo says how a peer reaches this backend.
-	ConnInfo() ([]byte, error)
-	// LoadConnInfo makes a peer's ConnInfo known under its agent name.
-	LoadConnInfo(peer string, info []byte) error
-	// RegionInfo says how a peer addresses a region.
-	RegionInfo(r Region) ([]byte, error)
-	// LoadRegion makes a peer's region known; the Region serves as a remote side.
-	LoadRegion(peer string, t MemType, d Desc, info []byte) (Region, error)
-	// Connect and Disconnect bound the life of a connection; both may block.
-	Connect(ctx context.Context, peer string) error
-	Disconnect(peer string) error
+// PeerID names an agent and which life of it: a process that was started again is
+// another peer. Incarnations are random and never 0.
+type PeerID struct {
+	Name        string
+	Incarnation uint64
 }
 
-// Notifier is the role of a backend that carries notifications. A notification
-// given with a transfer is delivered once, after all of that transfer's bytes
-// are visible; bare ones have no order against transfers. It is declared here
-// so that the shape is fixed; see Remote.
+// String writes the name and the incarnation.
+func (p PeerID) String() string { return fmt.Sprintf("%s#%016x", p.Name, p.Incarnation) }
+
+// Remote is the role of a backend whose remote side may belong to a peer: another
+// agent, as a rule in another process. Its methods exchange opaque bytes, which the
+// agents put into their metadata.
+//
+// What the Agent guarantees: Bind comes first, and once. At most one incarnation of
+// a name is known at a time. A peer's regions are unloaded, once each, when no
+// Prepared refers to them, and before ForgetPeer.
+//
+// What a backend guarantees beside Backend's promises:
+//
+//   - Transfer connects by itself where there is no connection, or none any more. When
+//     that fails it says so at once with ErrDisconnected, and until a back-off has
+//     passed later transfers fail likewise without trying. Back-offs grow and are
+//     bounded.
+//   - A connection that is lost ends the transfers that use it with ErrDisconnected. No
+//     other thing follows from it: the peer stays known, its regions loaded, and the next
+//     transfer connects anew.
+//   - Whoever answers at the peer's address is believed only when it says that it is
+//     the PeerID that was loaded; else ErrDisconnected, which names both.
+//   - A peer reaches only memory that is registered here now, by the token or key that
+//     RegionInfo gave, and within its bounds; refusals are ErrInvalid at the initiator.
+//     When Deregister has returned no peer's bytes arrive in the memory any more, and
+//     none are read from it.
+//   - When a peer's process dies, transfers with it end with ErrDisconnected, and their
+//     memory is quiet.
+//   - When ctx ends Transfer comes back within 100 ms, whatever the peer does. To be
+//     quiet by then it may give up the connection.
+type Remote interface {
+	// Bind tells the backend which agent it belongs to.
+	Bind(self PeerID) error
+	// ConnInfo says how a peer reaches this backend. It is constant after Bind.
+	ConnInfo() ([]byte, error)
+	// LoadConnInfo makes a peer known. ErrInvalid when info cannot be read.
+	// ErrUnavailable when this backend can never reach that peer, such as one on another
+	// host: the agent does without it for the peer, where another backend can.
+	LoadConnInfo(peer PeerID, info []byte) error
+	// ForgetPeer undoes LoadConnInfo and ends the connections with the peer.
+	ForgetPeer(peer PeerID)
+	// RegionInfo says how a peer addresses a region.
+	RegionInfo(r Region) ([]byte, error)
+	// LoadRegion makes a peer's region known; the Region serves as a remote side. It
+	// does no I/O. ErrInvalid when info cannot be read or does not fit d.
+	LoadRegion(peer PeerID, t MemType, d Desc, info []byte) (Region, error)
+	// UnloadRegion undoes LoadRegion.
+	UnloadRegion(r Region)
+	// Connect makes the connections to a peer ahead of the first transfer, without
+	// regard to a back-off. ErrDisconnected.
+	Connect(ctx context.Context, peer PeerID) error
+	// Disconnect ends them; transfers under way fail. The next one connects anew.
+	Disconnect(peer PeerID)
+}
+
+// Notifier is the role of a backend that carries notifications.
+//
+//   - A notification is delivered at most once, and has been delivered when Notify
+//     returns nil: it is in the peer's queue. After an error it may have been or not.
+//   - Notify that begins after a Transfer to the same peer has returned is delivered
+//     behind all of that transfer's bytes, on whichever connections they went.
+//   - Notifications of one sender that do not overlap arrive in order.
+//   - The queue is bounded. While it is full Notify waits, until ctx ends.
 type Notifier interface {
-	Notify(ctx context.Context, peer string, msg []byte) error
+	// Notify delivers a message of at most MaxNotification bytes. ErrDisconnected,
+	// ErrCanceled, ErrInvalid (too long).
+	Notify(ctx context.Context, peer PeerID, msg []byte) error
+	// Notifications gives what peers send. It is closed by Close.
 	Notifications() <-chan Notification
 }
 
+// MaxNotification is the longest notification, in bytes.
+const MaxNotification = 64 << 10
+
 // Notification is a message from a peer.
 type Notification struct {
-	Peer string
-	Msg  []byte
+	Peer PeerID // as it was when it sent the message
+	Msg  []byte // the receiver's own
 }

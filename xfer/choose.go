@@ -2,7 +2,7 @@ package xfer
 
 import "fmt"
 
-// Choose says which backend a transfer between the two lists would use: the
+// Choose says which backend a transfer within this agent would use: the
 // first, in the order of AddBackend, that serves the pair of memory types and
 // has every descriptor of both sides registered. Errors: ErrInvalid,
 // ErrNoBackend with each backend's reason (also ErrNotFound where a descriptor
@@ -15,7 +15,7 @@ func (a *Agent) Choose(local, remote DescList) (string, error) {
 	var p pins
 	a.mu.RLock()
 	defer a.mu.RUnlock()
-	b, err := a.choose("", local, remote, bounds, &p)
+	b, err := a.choose("", nil, local, remote, bounds, &p)
 	if err != nil {
 		return "", err
 	}
@@ -24,24 +24,28 @@ func (a *Agent) Choose(local, remote DescList) (string, error) {
 }
 
 // choose finds the backend and fills bounds with the local and then the remote
-// descriptors and their regions, pinned. It needs a.mu.
-func (a *Agent) choose(hint string, local, remote DescList, bounds []Bound, p *pins) (*adopted, error) {
+// descriptors and their regions, pinned. The remote side belongs to the peer if there
+// is one. It needs a.mu.
+func (a *Agent) choose(hint string, peer *peer, local, remote DescList, bounds []Bound, p *pins) (*adopted, error) {
 	if a.mu.closed {
 		return nil, prepareError("", a.errClosed())
 	}
 	if hint != "" && a.find(hint) == nil {
-		return nil, prepareError("", fmt.Errorf("%w: agent %s has no backend %q", ErrNotFound, a.name, hint))
+		return nil, prepareError("", fmt.Errorf("%w: agent %s has no backend %q", ErrNotFound, a.id.Name, hint))
 	}
 	pair := Pair{local.Type, remote.Type}
 	n := len(local.Descs)
 	var reasons []error
 	for _, b := range a.mu.backends {
-		if (hint != "" && b.name != hint) || !b.caps.Has(pair) {
+		if (hint != "" && b.name != hint) || !b.caps.Has(pair) || !b.reaches(peer) {
 			continue
 		}
-		err := b.bind("local", local, bounds[:n], p)
+		there, err := b.sectionsOf(peer)
 		if err == nil {
-			err = b.bind("remote", remote, bounds[n:], p)
+			err = b.resolve("local", &b.sections[local.Type], local, bounds[:n], p)
+		}
+		if err == nil {
+			err = b.resolve("remote", &there[remote.Type], remote, bounds[n:], p)
 		}
 		if err == nil {
 			return b, nil
@@ -49,13 +53,33 @@ func (a *Agent) choose(hint string, local, remote DescList, bounds []Bound, p *p
 		p.drop()
 		reasons = append(reasons, err)
 	}
-	return nil, noBackend(hint, pair, reasons)
+	return nil, noBackend(hint, peer, pair, reasons)
 }
 
-// bind resolves a list against what the backend has registered and pins it.
-// Its error names the first descriptor that is not covered.
-func (b *adopted) bind(side string, l DescList, bounds []Bound, p *pins) error {
-	s := &b.sections[l.Type]
+// reaches says whether the backend can have its remote side there: at a peer, or in
+// this agent when there is none.
+func (b *adopted) reaches(peer *peer) bool {
+	if peer == nil {
+		return b.caps.Local
+	}
+	return b.caps.Remote
+}
+
+// sectionsOf gives what the peer, or this agent when there is none, has registered
+// with the backend. It needs the agent's mu.
+func (b *adopted) sectionsOf(peer *peer) (*[memTypes]section, error) {
+	if peer == nil {
+		return &b.sections, nil
+	}
+	if pb := peer.backend(b); pb != nil {
+		return &pb.sections, nil
+	}
+	return nil, prepareError(b.name, fmt.Errorf("%w: peer %s has no such backend", ErrNotFound, peer.id))
+}
+
+// resolve finds the registrations of a list in a section and pins them. Its error
+// names the first descriptor that is not covered.
+func (b *adopted) resolve(side string, s *section, l DescList, bounds []Bound, p *pins) error {
 	var reg *registration
 	for i, d := range l.Descs {
 		if reg == nil || !reg.covers(d) { // lists mostly stay in one registration
@@ -74,14 +98,18 @@ func (b *adopted) bind(side string, l DescList, bounds []Bound, p *pins) error {
 }
 
 // noBackend makes the error for a choice that failed.
-func noBackend(hint string, pair Pair, reasons []error) error {
+func noBackend(hint string, peer *peer, pair Pair, reasons []error) error {
 	if len(reasons) > 0 {
 		return prepareError("", fmt.Errorf("%w: %w", ErrNoBackend, joined(reasons)))
 	}
-	if hint != "" {
-		return prepareError(hint, fmt.Errorf("%w: it does not serve %s to %s", ErrNoBackend, pair.Local, pair.Remote))
+	where := ""
+	if peer != nil {
+		where = " of a peer"
 	}
-	return prepareError("", fmt.Errorf("%w: none serves %s to %s", ErrNoBackend, pair.Local, pair.Remote))
+	if hint != "" {
+		return prepareError(hint, fmt.Errorf("%w: it does not serve %s to %s%s", ErrNoBackend, pair.Local, pair.Remote, where))
+	}
+	return prepareError("", fmt.Errorf("%w: none serves %s to %s%s", ErrNoBackend, pair.Local, pair.Remote, where))
 }
 
 // checkTransfer refuses what is no transfer whatever is registered.

@@ -80,6 +80,20 @@ func (d Desc) String() string {
 	return s
 }
 
+// CheckDRAM says what keeps d from being a piece of this process's memory, for the
+// backends that serve only that: ErrInvalid. Nobody can see whether it is mapped.
+func CheckDRAM(t MemType, d Desc) error {
+	switch {
+	case t != DRAM:
+		return fmt.Errorf("%w: memory type %s, want DRAM", ErrInvalid, t)
+	case d.Addr == 0:
+		return fmt.Errorf("%w: address is 0", ErrInvalid)
+	case d.Dev != 0:
+		return fmt.Errorf("%w: device %d, want 0 for DRAM", ErrInvalid, d.Dev)
+	}
+	return nil
+}
+
 // DescList is a list of descriptors of one memory type.
 type DescList struct {
 	Type  MemType

@@ -27,6 +27,19 @@
 // one. [Agent.Prepare] and [Agent.Select] make requests by index from lists that
 // were resolved once.
 //
+// # Peers
+//
+// The remote side may be another agent's memory, as a rule in another process, by
+// backends with the roles [Remote] and [Notifier]. [Agent.Metadata] says what peers
+// need, in bytes that the program carries over by its own means; [Agent.LoadMetadata]
+// makes the peer known, and [RequestOptions] names it. A peer takes no part in
+// transfers: reads and writes are one-sided. It learns of them by notifications, with a
+// request, behind its bytes, or alone ([Agent.Notify], [Agent.Notifications]).
+//
+// A peer is one life of an agent ([PeerID]). When it is loaded as another life, or
+// invalidated, what was made for the old one fails with [ErrDisconnected]. A lost
+// connection is no such end: the next transfer connects again.
+//
 // # Memory
 //
 // Registered memory is not Go heap and stays mapped until it is deregistered.
@@ -36,7 +49,8 @@
 // peer touches its memory, whatever its end was. That is why [Request.Cancel],
 // the end of a context and a deadline only ask for the end, and the calls return
 // when it has come; and why memory cannot be deregistered while a request or
-// prepared list refers to it ([ErrActive]).
+// prepared list refers to it ([ErrActive]). Peers do not hold it: after Deregister they
+// are refused.
 //
 // # Failure
 //

@@ -6,12 +6,12 @@ import (
 )
 
 // The sentinels that classify every failure of a transfer. They are wrapped
-// with the layer that failed (create, register, prepare, post) and what it was
+// with the layer that failed (create, register, connect, prepare, post) and what it was
 // doing; test them with errors.Is.
 var (
 	// ErrInvalid: the argument named in the text cannot be accepted.
 	ErrInvalid = errors.New("invalid")
-	// ErrNotFound: unknown agent, backend, or no registration covers a descriptor.
+	// ErrNotFound: unknown peer or backend, or no registration covers a descriptor.
 	ErrNotFound = errors.New("not found")
 	// ErrNoBackend: no backend serves this pair of memory types with both sides registered.
 	ErrNoBackend = errors.New("no backend")
@@ -25,7 +25,7 @@ var (
 	ErrCanceled = errors.New("canceled")
 	// ErrShort: fewer bytes were moved than the descriptor says.
 	ErrShort = errors.New("short transfer")
-	// ErrDisconnected: the peer is gone.
+	// ErrDisconnected: the peer cannot be reached, or this life of it is over.
 	ErrDisconnected = errors.New("disconnected")
 	// ErrNotSupported: the backend has no such role.
 	ErrNotSupported = errors.New("not supported")
@@ -41,6 +41,7 @@ type Layer string
 const (
 	LayerCreate   Layer = "create"
 	LayerRegister Layer = "register"
+	LayerConnect  Layer = "connect" // making a peer known, or connecting to it
 	LayerPrepare  Layer = "prepare"
 	LayerPost     Layer = "post"
 )

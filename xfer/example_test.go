@@ -58,3 +58,61 @@ func Example() {
 	// succeeded by mem: hello, world
 	// true
 }
+
+// One agent writes into another's memory and tells it so. The backend is a network
+// within this process.
+func Example_peers() {
+	ctx := context.Background()
+	memory, err := arena.New(1<<20, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer memory.Close()
+	from, to := memory.Slice(0, 4096), memory.Slice(8192, 4096)
+	list := func(b []byte) xfer.DescList {
+		return xfer.DescList{Type: xfer.DRAM, Descs: []xfer.Desc{{Addr: arena.Addr(b), Len: uint64(len(b))}}}
+	}
+
+	network := newNetwork(nil)
+	start := func(name string, memory []byte) *xfer.Agent {
+		agent, err := xfer.NewAgent(name, nil)
+		if err != nil {
+			log.Fatal(err)
+		}
+		if err := agent.AddBackend(network.node("net", 8)); err != nil {
+			log.Fatal(err)
+		}
+		if err := agent.Register(ctx, list(memory), nil); err != nil {
+			log.Fatal(err)
+		}
+		return agent
+	}
+	writer, reader := start("writer", from), start("reader", to)
+	defer reader.Close()
+	defer writer.Close()
+
+	metadata, err := reader.Metadata() // travels however the processes like
+	if err != nil {
+		log.Fatal(err)
+	}
+	peer, err := writer.LoadMetadata(metadata)
+	if err != nil {
+		log.Fatal(err)
+	}
+	copy(from, "hello")
+	r, err := writer.NewRequest(xfer.Write, list(from[:5]), list(to[100:105]), &xfer.RequestOptions{
+		Peer: peer.Name, Notify: []byte("at 100"),
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer r.Release()
+	if err := r.Run(ctx); err != nil {
+		log.Fatal(err)
+	}
+	n := <-reader.Notifications()
+	fmt.Printf("%s says %q: %s\n", n.Peer.Name, n.Msg, to[100:105])
+
+	// Output:
+	// writer says "at 100": hello
+}

@@ -7,9 +7,11 @@ import (
 
 // PreparedList is a list that was resolved once, so that many requests can be
 // made from parts of it by index. It keeps its registrations from being
-// deregistered until it and the requests made from it are released.
+// deregistered until it and the requests made from it are released. A peer's memory
+// is not this agent's to keep: when that life of the peer ends, its lists are stale.
 type PreparedList struct {
 	a        *Agent
+	peer     *peer // whose memory it is; nil for this agent's
 	typ      MemType
 	n        int
 	bound    []boundList  // one per backend that covers the whole list, in configured order
@@ -27,6 +29,20 @@ type boundList struct {
 // covers all of it; it can then be either side of a transfer. Errors:
 // ErrInvalid, ErrNoBackend with each backend's reason, ErrClosed.
 func (a *Agent) Prepare(l DescList) (*PreparedList, error) {
+	return a.prepareList(l, "")
+}
+
+// PrepareRemote resolves a list of a peer's memory, for the remote side of transfers.
+// When that life of the peer is over, Select fails with ErrDisconnected. Errors: as
+// Prepare, and ErrNotFound (unknown peer).
+func (a *Agent) PrepareRemote(peer string, l DescList) (*PreparedList, error) {
+	if peer == "" {
+		return nil, prepareError("", fmt.Errorf("%w: peer name is empty", ErrInvalid))
+	}
+	return a.prepareList(l, peer)
+}
+
+func (a *Agent) prepareList(l DescList, peer string) (*PreparedList, error) {
 	if err := checkPrepared(l); err != nil {
 		return nil, err
 	}
@@ -37,13 +53,23 @@ func (a *Agent) Prepare(l DescList) (*PreparedList, error) {
 	if a.mu.closed {
 		return nil, prepareError("", a.errClosed())
 	}
+	if peer != "" {
+		var err error
+		if p.peer, err = a.peer(peer); err != nil {
+			return nil, prepareError("", err)
+		}
+	}
 	var reasons []error
 	for _, b := range a.mu.backends {
-		if !b.serves(l.Type) {
+		if !b.serves(l.Type) || (p.peer != nil && !b.exposes(l.Type)) {
 			continue
 		}
 		bl := boundList{b: b, bounds: make([]Bound, len(l.Descs)), pins: &pins{}}
-		if err := b.bind("listed", l, bl.bounds, bl.pins); err != nil {
+		there, err := b.sectionsOf(p.peer)
+		if err == nil {
+			err = b.resolve("listed", &there[l.Type], l, bl.bounds, bl.pins)
+		}
+		if err != nil {
 			bl.pins.drop()
 			reasons = append(reasons, err)
 			continue
@@ -92,10 +118,12 @@ func (p *PreparedList) unref() {
 }
 
 // Select makes a request of the descriptors li of one prepared list and ri of
-// another, pairwise; nil means all of a list. The backend is the first, in
+// another, pairwise; nil means all of a list. The remote list says whether the remote
+// side is a peer's; RequestOptions.Peer may stay empty. The backend is the first, in
 // configured order, that both lists are bound to and that serves the pair of
 // memory types, or the one in the options. Errors: ErrInvalid, ErrNoBackend,
-// ErrNotFound (no backend of that name), ErrClosed (a list or the agent).
+// ErrNotFound (no backend of that name), ErrDisconnected (the life of the peer that
+// the list was made for is over), ErrClosed (a list or the agent).
 func (a *Agent) Select(op Op, local *PreparedList, li []int, remote *PreparedList, ri []int, o *RequestOptions) (*Request, error) {
 	switch {
 	case op != Read && op != Write:
@@ -104,6 +132,13 @@ func (a *Agent) Select(op Op, local *PreparedList, li []int, remote *PreparedLis
 		return nil, prepareError("", fmt.Errorf("%w: prepared list is nil", ErrInvalid))
 	case local.a != a || remote.a != a:
 		return nil, prepareError("", fmt.Errorf("%w: prepared list of another agent", ErrInvalid))
+	case local.peer != nil:
+		return nil, prepareError("", fmt.Errorf("%w: local prepared list is of peer %s", ErrInvalid, local.peer.id))
+	case o != nil && o.Peer != "" && (remote.peer == nil || remote.peer.id.Name != o.Peer):
+		return nil, prepareError("", fmt.Errorf("%w: remote prepared list is not of peer %q", ErrInvalid, o.Peer))
+	}
+	if err := checkNotify(o, remote.peer != nil); err != nil {
+		return nil, err
 	}
 	if !local.ref() {
 		return nil, prepareError("", fmt.Errorf("%w: local prepared list", ErrClosed))
@@ -135,11 +170,16 @@ func (r *Request) bindSelected(local *PreparedList, li []int, remote *PreparedLi
 		return nil, prepareError("", a.errClosed())
 	}
 	if hint != "" && a.find(hint) == nil {
-		return nil, prepareError("", fmt.Errorf("%w: agent %s has no backend %q", ErrNotFound, a.name, hint))
+		return nil, prepareError("", fmt.Errorf("%w: agent %s has no backend %q", ErrNotFound, a.id.Name, hint))
+	}
+	if remote.peer != nil {
+		if err := remote.peer.over(); err != nil {
+			return nil, prepareError("", err)
+		}
 	}
 	pair := Pair{local.typ, remote.typ}
 	for _, l := range local.bound {
-		if (hint != "" && l.b.name != hint) || !l.b.caps.Has(pair) {
+		if (hint != "" && l.b.name != hint) || !l.b.caps.Has(pair) || !l.b.reaches(remote.peer) {
 			continue
 		}
 		for _, m := range remote.bound {
@@ -150,10 +190,11 @@ func (r *Request) bindSelected(local *PreparedList, li []int, remote *PreparedLi
 				return nil, err
 			}
 			a.ops.Add(1)
+			r.use(remote.peer)
 			return l.b, nil
 		}
 	}
-	return nil, noBackend(hint, pair, nil)
+	return nil, noBackend(hint, remote.peer, pair, nil)
 }
 
 func (r *Request) selectBounds(local []Bound, li []int, remote []Bound, ri []int) error {

@@ -59,7 +59,7 @@ func (a *Agent) candidates(t MemType, o *RegisterOptions) ([]*adopted, error) {
 	}
 	for _, name := range named {
 		if a.find(name) == nil {
-			return nil, &Error{Layer: LayerRegister, Index: -1, Err: fmt.Errorf("%w: agent %s has no backend %q", ErrNotFound, a.name, name)}
+			return nil, &Error{Layer: LayerRegister, Index: -1, Err: fmt.Errorf("%w: agent %s has no backend %q", ErrNotFound, a.id.Name, name)}
 		}
 	}
 	var found []*adopted
@@ -88,7 +88,15 @@ func (b *adopted) registerAll(ctx context.Context, l DescList) ([]*registration,
 			err = &Error{Layer: LayerRegister, Backend: b.name, Index: i, Desc: d, Err: err}
 			return nil, joined([]error{err, b.deregisterAll(regs)})
 		}
-		regs = append(regs, newRegistration(l.Type, d, region))
+		reg := newRegistration(l.Type, d, region)
+		regs = append(regs, reg)
+		if !b.exposes(l.Type) {
+			continue
+		}
+		if reg.info, err = b.remote.RegionInfo(region); err != nil {
+			err = &Error{Layer: LayerRegister, Backend: b.name, Index: i, Desc: d, Err: fmt.Errorf("region info: %w", err)}
+			return nil, joined([]error{err, b.deregisterAll(regs)})
+		}
 	}
 	return regs, nil
 }
@@ -110,8 +118,8 @@ func (b *adopted) deregisterAll(regs []*registration) error {
 // Deregister undoes one registration of each piece in every backend that knows
 // it; the pieces are those that were registered, exactly. When one of them is
 // unknown to all backends (ErrNotFound) or still referred to by a request or a
-// prepared list (ErrActive), nothing is deregistered. After it returned, no
-// backend touches the memory again.
+// prepared list (ErrActive), nothing is deregistered. What peers do with it does not
+// hold it up. After it returned, no backend and no peer touches the memory again.
 func (a *Agent) Deregister(ctx context.Context, l DescList) error {
 	if err := checkRegistration(l); err != nil {
 		return err

@@ -2,7 +2,6 @@ package xfer
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -44,6 +43,8 @@ type Request struct {
 	deadline      time.Time
 	done          func(i int, err error) // onDone, bound once
 	pins          pins
+	peer          *peer            // whose the remote side is; nil when it is this agent's
+	msg           []byte           // notification behind the bytes, if not nil
 	lists         [2]*PreparedList // those it was selected from
 	prev, next    *Request         // in the agent's list; its lock guards them
 
@@ -62,6 +63,8 @@ type Request struct {
 		moved     uint64   // bytes of those that succeeded
 		posted    bool     // the post under way holds one of the agent's slots
 		users     int      // calls that need prepared
+		stale     error    // why the peer's life is over
+		retired   bool     // prepared and what it kept were given up because of that
 		cancel    context.CancelFunc
 		idle      chan struct{} // made by whoever waits, closed when the post has ended
 		progress  chan struct{} // tells Each that descriptor want is done
@@ -76,15 +79,26 @@ type Request struct {
 type RequestOptions struct {
 	Backend  string    // only this one; the first that fits when empty
 	Deadline time.Time // every post is cancelled then, if not zero
+
+	// Peer names the agent whose memory the remote side is: this agent's when empty.
+	Peer string
+	// Notify, if not nil, is a notification for the peer: each post delivers it once,
+	// behind all of its bytes, and succeeds only when it is delivered. At most
+	// MaxNotification bytes.
+	Notify []byte
 }
 
 // NewRequest makes a transfer between the two lists, pair by pair, without
 // starting it. Each descriptor must lie inside one registration. The lists are
 // copied. The caller releases the request. Errors: ErrInvalid, ErrNoBackend
-// with each backend's reason, ErrNotFound (no backend of that name), ErrClosed,
-// and what the backend returns.
+// with each backend's reason, ErrNotFound (no backend or no peer of that name),
+// ErrDisconnected (another life of the peer is being loaded), ErrClosed, and what the
+// backend returns.
 func (a *Agent) NewRequest(op Op, local, remote DescList, o *RequestOptions) (*Request, error) {
 	if err := checkTransfer(op, local, remote); err != nil {
+		return nil, err
+	}
+	if err := checkNotify(o, o != nil && o.Peer != ""); err != nil {
 		return nil, err
 	}
 	r := &Request{a: a, op: op}
@@ -94,20 +108,45 @@ func (a *Agent) NewRequest(op Op, local, remote DescList, o *RequestOptions) (*R
 		bounds = make([]Bound, 2*n)
 	}
 	r.local, r.remote = bounds[:n:n], bounds[n:]
-	hint := ""
+	b, err := r.choose(local, remote, bounds, o)
+	if err != nil {
+		return nil, err
+	}
+	defer a.ops.Done()
+	return r.prepare(b, o)
+}
+
+// choose finds the request's peer and backend. On success it has entered a.ops.
+func (r *Request) choose(local, remote DescList, bounds []Bound, o *RequestOptions) (*adopted, error) {
+	a, hint, name := r.a, "", ""
 	if o != nil {
-		hint = o.Backend
+		hint, name = o.Backend, o.Peer
 	}
 	a.mu.RLock()
-	b, err := a.choose(hint, local, remote, bounds, &r.pins)
+	defer a.mu.RUnlock()
+	var p *peer
+	if name != "" && !a.mu.closed {
+		var err error
+		if p, err = a.peer(name); err != nil {
+			return nil, prepareError("", err)
+		}
+	}
+	b, err := a.choose(hint, p, local, remote, bounds, &r.pins)
 	if err != nil {
-		a.mu.RUnlock()
 		return nil, err
 	}
 	a.ops.Add(1)
-	a.mu.RUnlock()
-	defer a.ops.Done()
-	return r.prepare(b, o)
+	r.use(p)
+	return b, nil
+}
+
+// use holds the end of the peer's life off until drop. It needs the agent's mu, so
+// that it does not begin when that end has.
+func (r *Request) use(p *peer) {
+	if p != nil {
+		r.peer = p
+		p.uses.Add(1)
+	}
 }
 
 // prepare hands the bound request to its backend and to the agent's list.
@@ -120,6 +159,9 @@ func (r *Request) prepare(b *adopted, o *RequestOptions) (*Request, error) {
 	r.b, r.prepared = b, p
 	if o != nil {
 		r.deadline = o.Deadline
+		if o.Notify != nil {
+			r.msg = append([]byte{}, o.Notify...)
+		}
 	}
 	r.done = r.onDone
 	n := len(r.local)
@@ -130,6 +172,14 @@ func (r *Request) prepare(b *adopted, o *RequestOptions) (*Request, error) {
 	}
 	r.mu.telemetry.Descs = n
 	r.a.link(r)
+	if r.peer != nil {
+		// From here on the end of the peer's life finds the request. One that began
+		// before does not.
+		if err := r.peer.over(); err != nil {
+			_ = r.Release() // nobody else has it
+			return nil, prepareError(b.name, err)
+		}
+	}
 	return r, nil
 }
 
@@ -141,7 +191,8 @@ func (r *Request) Len() int { return len(r.local) }
 
 // Run performs the transfer on the caller's goroutine and returns when its
 // memory is quiet: the shortest way. The end of ctx, Cancel and the request's
-// deadline end it early. Errors: see Wait; ErrActive and ErrClosed as in Post.
+// deadline end it early. Errors: see Wait; ErrActive, ErrDisconnected and ErrClosed as
+// in Post.
 func (r *Request) Run(ctx context.Context) error {
 	var began time.Time
 	if r.a.telemetry {
@@ -157,7 +208,8 @@ func (r *Request) Run(ctx context.Context) error {
 // Post starts the transfer and returns. The end of ctx cancels it, as do
 // Cancel and the request's deadline. When the agent's MaxInFlight requests are
 // posted, Post first waits for one to end. Errors: ErrActive (it is in flight),
-// ErrClosed (it was released), ErrCanceled (ctx ended while waiting).
+// ErrDisconnected (the life of its peer that it was made for is over), ErrClosed (it
+// was released), ErrCanceled (ctx ended while waiting).
 func (r *Request) Post(ctx context.Context) error {
 	var began time.Time
 	if r.a.telemetry {
@@ -196,6 +248,9 @@ func (r *Request) begin(ctx context.Context, began time.Time, posted bool, each 
 	case Released:
 		return nil, r.fail(-1, fmt.Errorf("%w: request was released", ErrClosed))
 	}
+	if r.mu.stale != nil {
+		return nil, r.fail(-1, r.mu.stale)
+	}
 	if r.deadline.IsZero() {
 		ctx, r.mu.cancel = context.WithCancel(ctx)
 	} else {
@@ -221,6 +276,10 @@ func (r *Request) transfer(ctx context.Context, began time.Time) error {
 	if ctx.Err() == nil { // else finish calls every descriptor cancelled
 		err = r.b.Transfer(ctx, r.prepared, r.done)
 	}
+	var unnotified error
+	if r.msg != nil && err == nil && r.arrived() {
+		unnotified = r.b.notify(ctx, r.peer, r.msg)
+	}
 	if r.a.telemetry {
 		end = time.Now()
 	}
@@ -230,6 +289,9 @@ func (r *Request) transfer(ctx context.Context, began time.Time) error {
 		r.settle(ctx, err)
 	}
 	r.mu.status, r.mu.err = r.outcome(ctx, err)
+	if unnotified != nil {
+		r.mu.status, r.mu.err = r.unnotified(ctx, unnotified)
+	}
 	r.mu.telemetry.Bytes = r.mu.moved
 	if r.a.telemetry {
 		r.mu.telemetry.PostTime, r.mu.telemetry.TransferTime = start.Sub(began), end.Sub(start)
@@ -240,133 +302,11 @@ func (r *Request) transfer(ctx context.Context, began time.Time) error {
 	if r.mu.posted {
 		<-r.a.slots
 	}
-	if r.mu.idle != nil {
-		close(r.mu.idle)
-		r.mu.idle = nil
-	}
+	r.quiet()
 	r.wake()
 	r.mu.Unlock()
 	cancel()
 	return result
-}
-
-// onDone records the end of one descriptor; backends call it.
-func (r *Request) onDone(i int, err error) {
-	r.mu.Lock()
-	r.record(i, err)
-	if r.mu.want == i {
-		r.wake()
-	}
-	each := r.mu.each
-	r.mu.Unlock()
-	if each != nil {
-		each.advance()
-	}
-}
-
-// record needs r.mu. What is reported twice counts once.
-func (r *Request) record(i int, err error) {
-	if r.mu.states[i] != Active {
-		return
-	}
-	r.mu.left--
-	if err == nil {
-		r.mu.states[i] = Succeeded
-		r.mu.moved += r.local[i].Len
-		return
-	}
-	if r.mu.errs == nil {
-		r.mu.errs = make([]error, len(r.local))
-	}
-	r.mu.errs[i] = err
-	r.mu.states[i] = Failed
-	if errors.Is(err, ErrCanceled) {
-		r.mu.states[i] = Canceled
-	}
-}
-
-// wake needs r.mu.
-func (r *Request) wake() {
-	if r.mu.progress == nil {
-		return
-	}
-	select {
-	case r.mu.progress <- struct{}{}:
-	default:
-	}
-}
-
-// settle gives descriptors that the backend did not report an end. It needs
-// r.mu.
-func (r *Request) settle(ctx context.Context, err error) {
-	switch {
-	case err != nil:
-	case ctx.Err() != nil:
-		err = ErrCanceled
-	default:
-		// Never take silence for success.
-		err = fmt.Errorf("%w: the backend did not report it", ErrShort)
-	}
-	for i := range r.mu.states {
-		r.record(i, err)
-	}
-}
-
-// outcome sums the descriptors up; err is the backend's own. It needs r.mu.
-func (r *Request) outcome(ctx context.Context, err error) (Status, error) {
-	if r.mu.errs == nil {
-		if err != nil {
-			return Failed, r.fail(-1, err)
-		}
-		return Succeeded, nil
-	}
-	failed, canceled, first := 0, 0, -1
-	for i, s := range r.mu.states {
-		switch s {
-		case Failed:
-			if failed == 0 {
-				first = i
-			}
-			failed++
-		case Canceled:
-			if first < 0 {
-				first = i
-			}
-			canceled++
-		}
-	}
-	cause := r.mu.errs[first]
-	if ctx.Err() != nil {
-		cause = fmt.Errorf("%w: %w", cause, context.Cause(ctx))
-	}
-	if n := len(r.mu.states); n > 1 {
-		cause = fmt.Errorf("%w (%d of %d descriptors failed, %d were canceled)", cause, failed, n, canceled)
-	}
-	if failed == 0 && ctx.Err() != nil {
-		return Canceled, r.fail(first, cause)
-	}
-	return Failed, r.fail(first, cause)
-}
-
-// count adds the post to the backend's counters. It needs r.mu.
-func (r *Request) count() {
-	c := &r.b.counts
-	c.transfers.Add(1)
-	c.bytes[r.op].Add(r.mu.moved)
-	switch r.mu.status {
-	case Succeeded:
-		c.descs.Add(uint64(len(r.local)))
-		return
-	case Canceled:
-		c.canceled.Add(1)
-	default:
-		c.failed.Add(1)
-	}
-	for _, s := range r.mu.states {
-		if s == Succeeded {
-			c.descs.Add(1)
-		}
-	}
 }
 
 // fail names the place of a failure of this request.
@@ -381,8 +321,10 @@ func (r *Request) fail(i int, err error) error {
 // Wait waits until the request is not in flight and says how its last post
 // ended: nil, or an *Error that names the first descriptor that failed. The end
 // of ctx ends only the wait. Errors: ErrNotPosted, ErrCanceled (with the cause:
-// context.DeadlineExceeded at the deadline), ErrShort, ErrClosed (released), what
-// the backend returns, and ctx's when the wait ended.
+// context.DeadlineExceeded at the deadline), ErrShort, ErrDisconnected (also when the
+// life of its peer ended), ErrClosed (released), what the backend returns, and ctx's
+// when the wait ended. When only the notification failed the text says that the bytes
+// arrived, and no descriptor has an error.
 func (r *Request) Wait(ctx context.Context) error {
 	for {
 		r.mu.Lock()
@@ -416,6 +358,14 @@ func (r *Request) idle() chan struct{} {
 		r.mu.idle = make(chan struct{})
 	}
 	return r.mu.idle
+}
+
+// quiet wakes those who wait for idle. It needs r.mu.
+func (r *Request) quiet() {
+	if r.mu.idle != nil {
+		close(r.mu.idle)
+		r.mu.idle = nil
+	}
 }
 
 // Status polls.
@@ -477,9 +427,12 @@ func (r *Request) Release() error {
 		return r.fail(-1, ErrActive)
 	}
 	r.mu.status = Released
+	retired := r.mu.retired
 	r.mu.Unlock()
-	r.b.Release(r.prepared)
-	r.drop()
+	if !retired {
+		r.b.Release(r.prepared)
+		r.drop()
+	}
 	r.a.unlink(r) // last: Close goes on when the list is empty
 	return nil
 }
@@ -491,13 +444,16 @@ func (r *Request) shut() {
 	}
 }
 
-// drop gives up what keeps registrations in place.
+// drop gives up what keeps registrations and the peer in place.
 func (r *Request) drop() {
 	r.pins.drop()
 	for _, l := range r.lists {
 		if l != nil {
 			l.unref()
 		}
+	}
+	if r.peer != nil {
+		r.peer.uses.Done() // last: then the peer is forgotten
 	}
 }
 

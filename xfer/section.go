@@ -13,7 +13,9 @@ type registration struct {
 	start  uint64
 	end    uint64 // first address behind it; the largest value when unbounded
 	region Region
-	refs   atomic.Int64 // requests and prepared lists that point here
+	info   []byte       // how a peer addresses it, if one can: what RegionInfo said
+	refs   atomic.Int64 // requests and prepared lists that point here, and of != nil's section
+	of     *peerBackend // whose it is when it is a peer's
 }
 
 func newRegistration(t MemType, d Desc, region Region) *registration {
@@ -27,6 +29,13 @@ func newRegistration(t MemType, d Desc, region Region) *registration {
 // covers says whether d, which must not wrap around, lies inside.
 func (r *registration) covers(d Desc) bool {
 	return r.desc.Dev == d.Dev && r.start <= d.Addr && d.Addr+d.Len <= r.end
+}
+
+// unpin undoes a pin. The last one unloads what is a peer's.
+func (r *registration) unpin() {
+	if r.refs.Add(-1) == 0 && r.of != nil {
+		r.of.unload(r)
+	}
 }
 
 // section is what one backend has registered of one memory type. Its user
@@ -129,7 +138,7 @@ func (s *section) index(from int) {
 	}
 }
 
-// pins keeps registrations from being deregistered. Runs of descriptors in the
+// pins keeps registrations from being deregistered or unloaded. Runs of descriptors in the
 // same registration count once, so that a list of thousands costs little.
 type pins struct {
 	regs []*registration
@@ -149,7 +158,7 @@ func (p *pins) add(r *registration) {
 
 func (p *pins) drop() {
 	for _, r := range p.regs {
-		r.refs.Add(-1)
+		r.unpin()
 	}
 	p.few = [2]*registration{}
 	p.regs = nil

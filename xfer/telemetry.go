@@ -22,6 +22,8 @@ type Stats struct {
 	InFlight  int    // posted and not done, without those in Run
 	Limit     int    // bound of InFlight
 	PostWaits uint64 // posts that waited for a place under Limit
+	Peers     int    // known now
+	Waiting   int    // notifications that nobody took yet
 	Backends  []BackendStats
 }
 
@@ -36,22 +38,28 @@ type BackendStats struct {
 	Descs           uint64 // descriptors whose bytes all arrived
 	BytesRead       uint64
 	BytesWritten    uint64
+	Peers           int    // known to it now
+	PeerRegions     int    // registrations of theirs
+	Notified        uint64 // notifications delivered to peers, with requests or alone
+	Notifications   uint64 // that came from peers
 }
 
 // counters are written once per transfer.
 type counters struct {
 	transfers, failed, canceled, descs atomic.Uint64
+	notified, notes                    atomic.Uint64
 	bytes                              [2]atomic.Uint64 // by Op
 }
 
 // Stats gives a snapshot of the agent's counters.
 func (a *Agent) Stats() Stats {
-	s := Stats{InFlight: len(a.slots), Limit: cap(a.slots), PostWaits: a.waits.Load()}
+	s := Stats{InFlight: len(a.slots), Limit: cap(a.slots), PostWaits: a.waits.Load(), Waiting: len(a.notes)}
 	a.live.Lock()
 	s.Requests = a.live.count
 	a.live.Unlock()
 	a.mu.RLock()
 	defer a.mu.RUnlock()
+	s.Peers = len(a.mu.peers)
 	for _, b := range a.mu.backends {
 		n := BackendStats{
 			Name:         b.name,
@@ -61,6 +69,15 @@ func (a *Agent) Stats() Stats {
 			Descs:        b.counts.descs.Load(),
 			BytesRead:    b.counts.bytes[Read].Load(),
 			BytesWritten: b.counts.bytes[Write].Load(),
+
+			Notified:      b.counts.notified.Load(),
+			Notifications: b.counts.notes.Load(),
+		}
+		for _, p := range a.mu.peers {
+			if pb := p.backend(b); pb != nil {
+				n.Peers++
+				n.PeerRegions += pb.regions()
+			}
 		}
 		for t := range b.sections {
 			n.Regions += len(b.sections[t].regs)

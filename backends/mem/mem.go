@@ -61,15 +61,11 @@ type region struct{}
 // Register accepts any piece of mapped memory; it cannot see whether it is
 // mapped.
 func (b *Backend) Register(ctx context.Context, t xfer.MemType, d xfer.Desc) (xfer.Region, error) {
-	switch {
-	case b.closed.Load():
+	if b.closed.Load() {
 		return nil, fmt.Errorf("%w: backend mem", xfer.ErrClosed)
-	case t != xfer.DRAM:
-		return nil, fmt.Errorf("%w: memory type %s, want DRAM", xfer.ErrInvalid, t)
-	case d.Addr == 0:
-		return nil, fmt.Errorf("%w: address is 0", xfer.ErrInvalid)
-	case d.Dev != 0:
-		return nil, fmt.Errorf("%w: device %d, want 0 for DRAM", xfer.ErrInvalid, d.Dev)
+	}
+	if err := xfer.CheckDRAM(t, d); err != nil {
+		return nil, err
 	}
 	return region{}, ctx.Err()
 }

@@ -105,7 +105,7 @@ func New(o *Options) (*Backend, error) {
 			return nil, fmt.Errorf("posix engine %s: %w: %w", EngineURing, xfer.ErrUnavailable, err)
 		}
 		b.note = err.Error()
-		b.log.Warn("posix: io_uring does not work, goroutines do the I/O", "error", err)
+		b.log.Warn("posix: io_uring does not work, goroutines do the I/O", "err", err)
 		b.engine = newPool()
 	case EngineGoroutines:
 		b.engine = newPool()

@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/kvtier/kvtier/internal/arena"
+	"github.com/kvtier/kvtier/internal/invariants"
 )
 
 // bounceBuffers is how many operations of a device may use an aligned copy at
@@ -110,6 +111,7 @@ func (d *device) release(p *piece) {
 	d.mu.ops--
 	d.mu.bytes -= int64(p.ioLen)
 	if p.bounce != nil {
+		invariants.Poison(p.bounce)
 		d.mu.bounce = append(d.mu.bounce, p.bounce)
 		p.bounce = nil
 	}

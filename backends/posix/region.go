@@ -121,7 +121,7 @@ func (b *Backend) introduce(m *memory) {
 	reg, err := b.engine.register(m.addr, m.n)
 	if err != nil {
 		// It works all the same, only with more CPU per operation.
-		b.log.Warn("posix: memory is not registered with io_uring", "bytes", m.n, "error", err)
+		b.log.Warn("posix: memory is not registered with io_uring", "bytes", m.n, "err", err)
 	}
 	if reg != nil {
 		b.count.unregistered.Add(-int64(m.n))
@@ -153,6 +153,9 @@ func (b *Backend) registerFile(t xfer.MemType, d xfer.Desc) (*file, error) {
 	}
 	f.dev, f.refs = dev, 1
 	b.mu.files[f.key] = f
+	if f.direct < 0 {
+		b.log.Warn("posix: no direct I/O on this file system, bytes pass the page cache", "file", f.path)
+	}
 	return f, nil
 }
 

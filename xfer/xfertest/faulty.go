@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
-	"sync"
 
 	"github.com/kvtier/kvtier/internal/arena"
 	"github.com/kvtier/kvtier/xfer"
@@ -23,7 +21,13 @@ const (
 	Stall                    // goes on as it should after Rule.Resume is closed, or is cancelled
 	Corrupt                  // all is well, but the first byte that arrives is wrong
 	Down                     // nothing of the whole call is moved; the call's error is Rule.Err
+	Hang                     // as Stall, and nothing cancels it: only Rule.Resume ends it
 )
+
+// String gives the name that reports use.
+func (f Fault) String() string {
+	return [...]string{"none", "fail", "short", "stall", "corrupt", "down", "hang"}[f]
+}
 
 // Method is where a rule applies.
 type Method uint8
@@ -43,10 +47,11 @@ type Rule struct {
 	Ops    []xfer.Op       // these operations only (Prepare and Transfer); other calls are not counted
 	Call   int             // the n-th call only, counted from 1
 	Descs  []int           // these descriptors of a Transfer only
+	Devs   []uint64        // descriptors of a Transfer whose remote memory is of these devices only
 	Chance float64         // with this probability, for each descriptor of a Transfer or else each call
 	Seed   uint64          // of the random numbers behind Chance
 	Err    error           // for Fail and Down; an injected ErrUnavailable when nil
-	Resume <-chan struct{} // for Stall; never when nil
+	Resume <-chan struct{} // for Stall, where nil is never, and for Hang, which needs it
 }
 
 // Faulty wraps a backend in one that does as it does, except where the rule
@@ -54,30 +59,30 @@ type Rule struct {
 // it. Wrap several times for several rules. It panics when the rule makes no
 // sense. Corrupt works for local DRAM.
 func Faulty(b xfer.Backend, rule Rule) xfer.Backend {
+	var in Injector
+	in.Set(rule)
+	return in.Wrap(b)
+}
+
+// check panics when the rule makes no sense, and fills in what it leaves open.
+func (rule *Rule) check() {
 	switch {
-	case rule.Fault < Fail || rule.Fault > Down,
+	case rule.Fault < Fail || rule.Fault > Hang,
+		rule.Fault == Hang && rule.Resume == nil,
 		rule.On > OnPrepare,
 		rule.On == OnRegister && rule.Fault != Fail && rule.Fault != Stall,
 		rule.On == OnPrepare && rule.Fault != Fail,
 		rule.Chance < 0 || rule.Chance > 1:
-		panic(fmt.Sprintf("xfertest: no such rule: %+v", rule))
+		panic(fmt.Sprintf("xfertest: no such rule: %+v", *rule))
 	}
 	if rule.Err == nil {
 		rule.Err = fmt.Errorf("%w: injected fault", xfer.ErrUnavailable)
 	}
-	f := &faulty{Backend: b, rule: rule}
-	f.mu.rand = rand.New(rand.NewPCG(rule.Seed, 0))
-	return f.withRoles()
 }
 
 type faulty struct {
 	xfer.Backend
-	rule Rule
-	mu   struct {
-		sync.Mutex
-		calls int
-		rand  *rand.Rand
-	}
+	in *Injector
 }
 
 // faultyTransfer remembers what the wrapper needs to do a transfer in parts.
@@ -152,29 +157,10 @@ func (f *faulty) withRoles() xfer.Backend {
 	return f
 }
 
-// hits counts a call and says which of its n descriptors the rule is for.
-func (f *faulty) hits(m Method, op xfer.Op, n int) []bool {
-	hit := make([]bool, n)
-	if m != f.rule.On || (m != OnRegister && f.rule.Ops != nil && !slices.Contains(f.rule.Ops, op)) {
-		return hit
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.mu.calls++
-	if f.rule.Call > 0 && f.mu.calls != f.rule.Call {
-		return hit
-	}
-	for i := range hit {
-		hit[i] = (m != OnTransfer || f.rule.Descs == nil || slices.Contains(f.rule.Descs, i)) &&
-			(f.rule.Chance == 0 || f.mu.rand.Float64() < f.rule.Chance)
-	}
-	return hit
-}
-
 // stall waits and says whether the context ended first.
-func (f *faulty) stall(ctx context.Context) (canceled bool) {
+func (rule *Rule) stall(ctx context.Context) (canceled bool) {
 	select {
-	case <-f.rule.Resume:
+	case <-rule.Resume:
 		return false
 	case <-ctx.Done():
 		return true
@@ -182,11 +168,11 @@ func (f *faulty) stall(ctx context.Context) (canceled bool) {
 }
 
 func (f *faulty) Register(ctx context.Context, t xfer.MemType, d xfer.Desc) (xfer.Region, error) {
-	if f.hits(OnRegister, 0, 1)[0] {
-		if f.rule.Fault == Fail {
-			return nil, f.rule.Err
+	if rule, hit := f.in.hits(OnRegister, 0, []xfer.Bound{{}}); hit[0] {
+		if rule.Fault == Fail {
+			return nil, rule.Err
 		}
-		if f.stall(ctx) {
+		if rule.stall(ctx) {
 			return nil, fmt.Errorf("%w: %w", xfer.ErrCanceled, context.Cause(ctx))
 		}
 	}
@@ -194,8 +180,8 @@ func (f *faulty) Register(ctx context.Context, t xfer.MemType, d xfer.Desc) (xfe
 }
 
 func (f *faulty) Prepare(op xfer.Op, local, remote []xfer.Bound) (xfer.Prepared, error) {
-	if f.hits(OnPrepare, op, 1)[0] {
-		return nil, f.rule.Err
+	if rule, hit := f.in.hits(OnPrepare, op, []xfer.Bound{{}}); hit[0] {
+		return nil, rule.Err
 	}
 	inner, err := f.Backend.Prepare(op, local, remote)
 	if err != nil {
@@ -208,15 +194,15 @@ func (f *faulty) Release(p xfer.Prepared) { f.Backend.Release(p.(*faultyTransfer
 
 func (f *faulty) Transfer(ctx context.Context, p xfer.Prepared, done func(i int, err error)) error {
 	t := p.(*faultyTransfer)
-	hit := f.hits(OnTransfer, t.op, len(t.local))
+	rule, hit := f.in.hits(OnTransfer, t.op, t.remote)
 	if !slices.Contains(hit, true) {
 		return f.Backend.Transfer(ctx, t.inner, done)
 	}
-	if f.rule.Fault == Down {
+	if rule.Fault == Down {
 		for i := range hit {
-			done(i, f.rule.Err)
+			done(i, rule.Err)
 		}
-		return f.rule.Err
+		return rule.Err
 	}
 	var well []int
 	for i, h := range hit {
@@ -236,7 +222,7 @@ func (f *faulty) Transfer(ctx context.Context, p xfer.Prepared, done func(i int,
 	}
 	for i, h := range hit {
 		if h {
-			done(i, f.spoil(ctx, t, i))
+			done(i, f.spoil(ctx, &rule, t, i))
 		}
 	}
 	return nil
@@ -275,12 +261,12 @@ func (f *faulty) move(ctx context.Context, op xfer.Op, local, remote xfer.Bound)
 }
 
 // spoil does to pair i what the rule says.
-func (f *faulty) spoil(ctx context.Context, t *faultyTransfer, i int) error {
+func (f *faulty) spoil(ctx context.Context, rule *Rule, t *faultyTransfer, i int) error {
 	if ctx.Err() != nil {
 		return xfer.ErrCanceled
 	}
 	local, remote := t.local[i], t.remote[i]
-	switch f.rule.Fault {
+	switch rule.Fault {
 	case Short:
 		n := local.Len
 		local.Len, remote.Len = n/2, n/2
@@ -291,14 +277,17 @@ func (f *faulty) spoil(ctx context.Context, t *faultyTransfer, i int) error {
 		}
 		return fmt.Errorf("%w: %d of %d bytes, injected fault", xfer.ErrShort, n/2, n)
 	case Stall:
-		if f.stall(ctx) {
+		if rule.stall(ctx) {
 			return xfer.ErrCanceled
 		}
+		return f.move(ctx, t.op, local, remote)
+	case Hang:
+		<-rule.Resume
 		return f.move(ctx, t.op, local, remote)
 	case Corrupt:
 		return f.corrupt(ctx, t.op, local, remote)
 	}
-	return f.rule.Err
+	return rule.Err
 }
 
 // corrupt transfers one pair with a wrong first byte.

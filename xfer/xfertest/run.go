@@ -1,9 +1,14 @@
 // Package xfertest is the conformance suite and benchmark of transfer
 // backends: Run checks every sentence of the contract in xfer/backend.go, on a
 // bare backend where the contract is with the agent, and through an agent
-// where it is with its users. Faulty wraps a backend to make it fail on
-// purpose. A backend's own test says how to make one and, for each memory type
-// other than DRAM, how to make memory that the suite can look at by itself.
+// where it is with its users. A backend's own test says how to make one and, for
+// each memory type other than DRAM, how to make memory that the suite can look at
+// by itself. RunRemote does the same for the roles Remote and Notifier, with two
+// agents, in one process and in two.
+//
+// For tests of what uses backends, Faulty and Injector wrap one to make it fail on
+// purpose, by a rule that stays or one that changes, and Volatile to make it lose
+// what was not flushed.
 package xfertest
 
 import (
@@ -169,7 +174,7 @@ func testLeavesNothing(t *testing.T, h Harness) {
 }
 
 // openFiles lists what the process's descriptors refer to.
-func openFiles(t *testing.T) []string {
+func openFiles(t testing.TB) []string {
 	t.Helper()
 	const dir = "/proc/self/fd"
 	entries, err := os.ReadDir(dir)
@@ -187,7 +192,7 @@ func openFiles(t *testing.T) []string {
 }
 
 // mappedFiles lists mappings that are not plain memory, such as rings.
-func mappedFiles(t *testing.T) []string {
+func mappedFiles(t testing.TB) []string {
 	t.Helper()
 	b, err := os.ReadFile("/proc/self/maps")
 	if err != nil {

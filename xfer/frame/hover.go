@@ -1,0 +1,56 @@
+package frame
+
+import (
+	"runtime"
+	"time"
+)
+
+const (
+	// hoverFor is how long a reader looks again and again before it parks. Parking and
+	// being woken costs both sides up to 100 us where an idle core is halted, as in most
+	// virtual machines; what comes back sooner is had without.
+	hoverFor = 50 * time.Microsecond
+	// hoverTrust is how many looks in vain, less those that paid, it takes until hovering
+	// rests, and hoverRest for how many reads it does then.
+	hoverTrust = 4
+	hoverRest  = 64
+)
+
+// hover decides whether a reader waits for the peer by looking, which is worth it only
+// while peer and reader both have a core: it learns from how the last ones ended.
+// It is used by one goroutine.
+type hover struct {
+	trust int // 0 to hoverTrust
+	rest  int // reads that park at once
+}
+
+func newHover() hover {
+	h := hover{trust: hoverTrust}
+	if runtime.NumCPU() == 1 {
+		h.rest = -1
+	}
+	return h
+}
+
+// wait looks until it sees something or has looked for long enough, and reports
+// whether it did. Other goroutines go before it.
+func (h *hover) wait(look func() bool) bool {
+	switch {
+	case h.rest < 0:
+		return false
+	case h.rest > 0:
+		h.rest--
+		return false
+	}
+	for begin := time.Now(); time.Since(begin) < hoverFor; {
+		if look() {
+			h.trust = min(h.trust+1, hoverTrust)
+			return true
+		}
+		runtime.Gosched()
+	}
+	if h.trust--; h.trust <= 0 {
+		h.trust, h.rest = 1, hoverRest
+	}
+	return false
+}

@@ -1,0 +1,51 @@
+package frame
+
+import "testing"
+
+// TestHover: a reader looks for the peer's bytes before it parks, until that has not
+// paid for some time; now and then it tries again.
+func TestHover(t *testing.T) {
+	h := hover{trust: hoverTrust}
+	soon := func() bool {
+		n := 0
+		return h.wait(func() bool { n++; return n == 3 })
+	}
+	looks := func() (n int) { // in vain
+		if h.wait(func() bool { n++; return false }) {
+			t.Fatal("something came that did not")
+		}
+		return n
+	}
+	for range 100 {
+		if !soon() {
+			t.Fatal("what comes soon is not waited for")
+		}
+	}
+	for i := range hoverTrust {
+		if looks() == 0 {
+			t.Fatalf("no look after %d waits in vain", i)
+		}
+	}
+	for round := range 3 {
+		for i := range hoverRest {
+			if looks() != 0 {
+				t.Fatalf("round %d: a look at wait %d, want none at %d", round, i, hoverRest)
+			}
+		}
+		if looks() == 0 {
+			t.Fatalf("round %d: not tried again", round)
+		}
+	}
+	for range hoverRest + 2 { // of which the last two are not at rest
+		soon()
+	}
+	for i := range 2 {
+		if looks() == 0 {
+			t.Errorf("no trust gained by waits that paid: none left after %d in vain", i)
+		}
+	}
+	h = hover{rest: -1}
+	if looks() != 0 {
+		t.Error("a look where there is one core")
+	}
+}
