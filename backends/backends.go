@@ -11,6 +11,8 @@ import (
 
 	"github.com/kvtier/kvtier/backends/mem"
 	"github.com/kvtier/kvtier/backends/posix"
+	"github.com/kvtier/kvtier/backends/shm"
+	"github.com/kvtier/kvtier/backends/tcp"
 	"github.com/kvtier/kvtier/xfer"
 )
 
@@ -18,6 +20,8 @@ import (
 // is right for most.
 type Options struct {
 	Posix  posix.Options
+	Shm    shm.Options
+	TCP    tcp.Options
 	Logger *slog.Logger // for kinds whose own options name none
 }
 
@@ -35,6 +39,28 @@ var table = [...]struct {
 		b, err := posix.New(&p)
 		if err != nil {
 			return nil, err // not the nil *Backend: that is no nil Backend
+		}
+		return b, nil
+	}},
+	{shm.Kind, func(o *Options) (xfer.Backend, error) {
+		s := o.Shm
+		if s.Logger == nil {
+			s.Logger = o.Logger
+		}
+		b, err := shm.New(&s)
+		if err != nil {
+			return nil, err
+		}
+		return b, nil
+	}},
+	{tcp.Kind, func(o *Options) (xfer.Backend, error) {
+		t := o.TCP
+		if t.Logger == nil {
+			t.Logger = o.Logger
+		}
+		b, err := tcp.New(&t)
+		if err != nil {
+			return nil, err
 		}
 		return b, nil
 	}},
@@ -101,8 +127,11 @@ func probe(kind string, o *Options) Info {
 	}
 	c := b.Caps()
 	info.Usable, info.Engine, info.Pairs = true, c.Engine, c.Pairs
-	if p, ok := b.(*posix.Backend); ok {
-		info.Why = p.Stats().Note
+	switch b := b.(type) {
+	case *posix.Backend:
+		info.Why = b.Stats().Note
+	case *shm.Backend:
+		info.Why = b.Note()
 	}
 	if err := b.Close(); err != nil {
 		info.Usable, info.Why = false, fmt.Sprintf("close backend %s: %v", kind, err)
