@@ -248,6 +248,9 @@ func FuzzReader(f *testing.F) {
 		if err != nil && !strings.Contains(err.Error(), fmt.Sprintf("line %d:", len(all)+1)) {
 			t.Errorf("error %q after %d requests names another line", err, len(all))
 		}
+		if packed := bytes.HasPrefix(data, []byte{0x1f, 0x8b}); err != nil && !packed && !errors.Is(err, block.ErrInvalid) {
+			t.Errorf("error %q of a plain trace has no class", err)
+		}
 		var text bytes.Buffer
 		for _, req := range all {
 			line, err := json.Marshal(map[string]any{
