@@ -5,9 +5,11 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -33,22 +35,41 @@ const (
 type ClientOptions struct {
 	Token string      // bearer token; empty: none
 	TLS   *tls.Config // nil: plain text
-	// Dialer opens the connection instead of net.Dialer, for tests and tunnels.
+	// Dialer opens the connection instead of net.Dialer, for tests and tunnels. There
+	// are no sessions then: nobody knows where they would lead.
 	Dialer func(ctx context.Context) (net.Conn, error)
+
+	Inline   bool         // no sessions: blocks move over gRPC
+	NoShared bool         // a session does not map the store's memory
+	NoGrants bool         // a session keeps no places in the store for puts to come
+	Name     string       // of the client, for the server's log of sessions
+	Logger   *slog.Logger // nil: silent
 }
 
-// Client speaks to one server over one connection, which gRPC opens again after
-// a failure. Leases and reservations belong to that connection. All methods may
-// be called concurrently, and return errors that wrap block's sentinels or the
-// context's errors. A call without a deadline is ended by the server's default.
+// Client speaks to one server: over a gRPC connection, which is opened again after a
+// failure, and for Get, Put and Match without a lease over a session, where the server
+// serves any and it can be reached: a unix socket if the server is on this host, else
+// TCP. The first such call opens it. Without one these calls go over gRPC as well, which
+// is logged, and SessionInfo tells; from time to time they try again.
+//
+// Leases and reservations that the methods return belong to the gRPC connection.
+// All methods may be called concurrently, and return errors that wrap block's
+// sentinels or the context's errors. A call without a deadline is ended by the server's
+// default.
 type Client struct {
-	addr string
-	conn *grpc.ClientConn
-	rpc  pb.KvtierClient
+	addr            string
+	network, target string // of addr, as net.Dial takes them
+	opts            ClientOptions
+	log             *slog.Logger
+	conn            *grpc.ClientConn
+	rpc             pb.KvtierClient
+	ends            atomic.Pointer[ends] // of the gRPC connection
+	link            link
 
-	packed sync.Pool // *[]byte: packed hashes
-	blocks sync.Pool // *[]byte: a block being assembled
-	tags   sync.Map  // block.NamespaceID -> taggedNamespace
+	packed  sync.Pool // *[]byte: packed hashes
+	blocks  sync.Pool // *[]byte: a block being assembled
+	windows sync.Pool // *[]byte: blocks that a session brings
+	tags    sync.Map  // block.NamespaceID -> taggedNamespace
 
 	closeOnce sync.Once
 	closeErr  error
@@ -67,12 +88,24 @@ func Dial(ctx context.Context, addr string, opts *ClientOptions) (*Client, error
 	if err != nil {
 		return nil, err
 	}
+	c := &Client{addr: addr, network: network, target: target, opts: o, log: o.Logger}
+	if c.log == nil {
+		c.log = slog.New(slog.DiscardHandler)
+	}
+	c.link.init(o.Inline || o.Dialer != nil)
+	c.packed.New = func() any { return new([]byte) }
+	c.blocks.New = func() any { return new([]byte) }
+	c.windows.New = func() any { return new([]byte) }
 	dial := func(ctx context.Context, _ string) (net.Conn, error) {
 		if o.Dialer != nil {
 			return o.Dialer(ctx)
 		}
 		var d net.Dialer
-		return d.DialContext(ctx, network, target)
+		conn, err := d.DialContext(ctx, network, target)
+		if err == nil {
+			c.noteEnds(conn)
+		}
+		return conn, err
 	}
 	creds := insecure.NewCredentials()
 	if o.TLS != nil {
@@ -101,13 +134,12 @@ func Dial(ctx context.Context, addr string, opts *ClientOptions) (*Client, error
 	if err != nil {
 		return nil, invalid("server address %q: %v", addr, err)
 	}
-	c := &Client{addr: addr, conn: conn, rpc: pb.NewKvtierClient(conn)}
-	c.packed.New = func() any { return new([]byte) }
-	c.blocks.New = func() any { return new([]byte) }
+	c.conn, c.rpc = conn, pb.NewKvtierClient(conn)
 
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	if _, err := c.rpc.Ping(ctx, &pb.PingRequest{}); err != nil {
+	r, err := c.rpc.Ping(ctx, &pb.PingRequest{})
+	if err != nil {
 		_ = conn.Close()
 		err = fromStatus(err)
 		if ctx.Err() != nil || errors.Is(err, block.ErrDisconnected) || errors.Is(err, context.DeadlineExceeded) {
@@ -115,6 +147,7 @@ func Dial(ctx context.Context, addr string, opts *ClientOptions) (*Client, error
 		}
 		return nil, fmt.Errorf("connect to %s: %w", addr, err)
 	}
+	c.link.learn(r.GetSessions())
 	return c, nil
 }
 
@@ -153,11 +186,11 @@ func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]strin
 
 func (bearer) RequireTransportSecurity() bool { return false }
 
-// Close ends the connection, and with it its leases and reservations. Closing
+// Close ends the connections, and with them their leases and reservations. Closing
 // twice is harmless.
 func (c *Client) Close() error {
 	c.closeOnce.Do(func() {
-		if err := c.conn.Close(); err != nil {
+		if err := errors.Join(c.link.close(), c.conn.Close()); err != nil {
 			c.closeErr = fmt.Errorf("close connection to %s: %w", c.addr, err)
 		}
 	})
@@ -182,8 +215,10 @@ func (c *Client) fail(verb string, err error) error {
 
 // ServerInfo is what a server says of itself.
 type ServerInfo struct {
-	Version string
-	Ready   bool
+	Version     string
+	Ready       bool
+	Incarnation uint64 // of its store: random, drawn when it is opened
+	Sessions    SessionPlaces
 }
 
 // Ping asks who serves. It is the empty call with which latencies are compared.
@@ -192,7 +227,10 @@ func (c *Client) Ping(ctx context.Context) (ServerInfo, error) {
 	if err != nil {
 		return ServerInfo{}, c.fail("ping", err)
 	}
-	return ServerInfo{Version: r.GetVersion(), Ready: r.GetReady()}, nil
+	return ServerInfo{
+		Version: r.GetVersion(), Ready: r.GetReady(), Incarnation: r.GetIncarnation(),
+		Sessions: SessionPlaces{Address: r.GetSessions().GetAddress(), Socket: r.GetSessions().GetSocket()},
+	}, nil
 }
 
 // Health asks the standard health service whether the store serves.
@@ -221,6 +259,7 @@ func (c *Client) OpenNamespace(ctx context.Context, d block.Descriptor, ttl time
 	if err != nil {
 		return block.Namespace{}, c.fail("open namespace "+d.Name, err)
 	}
+	c.link.learn(n.GetSessions())
 	return namespaceFromPB(n), nil
 }
 
@@ -233,6 +272,7 @@ func (c *Client) Namespace(ctx context.Context, name string) (block.Namespace, e
 	if err != nil {
 		return block.Namespace{}, c.fail("find namespace "+name, err)
 	}
+	c.link.learn(n.GetSessions())
 	return namespaceFromPB(n), nil
 }
 
@@ -275,7 +315,7 @@ func (c *Client) tag(ns block.Namespace) uint64 {
 			return t.tag
 		}
 	}
-	t := taggedNamespace{ns.Desc, namespaceTag(ns.Desc)}
+	t := taggedNamespace{ns.Desc, ns.Desc.Tag()}
 	c.tags.Store(ns.ID, t)
 	return t.tag
 }

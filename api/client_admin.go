@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"fmt"
 
 	pb "github.com/kvtier/kvtier/api/kvtierpb"
 	"github.com/kvtier/kvtier/index/block"
@@ -47,15 +48,77 @@ func (c *Client) List(ctx context.Context, ns block.Namespace, cursor string, li
 	}
 	entries = make([]block.ListEntry, len(r.GetEntries()))
 	for i, e := range r.GetEntries() {
-		b := block.ListEntry{
-			HasPar: len(e.GetParent()) > 0, Len: e.GetLength(), Sum: sumFromPB(e.GetSum()), Expires: fromUnixMillis(e.GetExpiresUnixMs()),
-		}
-		copy(b.Hash[:], e.GetHash())
-		copy(b.Parent[:], e.GetParent())
-		for _, t := range e.GetTiers() {
-			b.Tiers = append(b.Tiers, block.TierID(t))
-		}
-		entries[i] = b
+		entries[i] = listEntryFromPB(e)
 	}
 	return entries, r.GetNext(), nil
+}
+
+// Pin keeps blocks in the store: they move between tiers but are not evicted.
+// Where there is G3 a pin survives restarts. One error for each key, in order:
+// nil, ErrNotFound, ErrNoSpace (too much is pinned, or G3 has no room),
+// ErrUnavailable.
+func (c *Client) Pin(ctx context.Context, ns block.Namespace, hashes []block.Hash) ([]error, error) {
+	if len(hashes) == 0 {
+		return nil, nil
+	}
+	packed, free, err := c.pack(ns, hashes)
+	if err != nil {
+		return nil, err
+	}
+	defer free()
+	r, err := c.rpc.Pin(ctx, &pb.PinRequest{
+		Namespace: uint32(ns.ID), NamespaceTag: c.tag(ns), HashLen: uint32(ns.HashLen), Hashes: packed,
+	})
+	if err != nil {
+		return nil, c.fail("pin", err)
+	}
+	if len(r.GetResults()) != len(hashes) {
+		return nil, fmt.Errorf("pin: %d results for %d keys", len(r.GetResults()), len(hashes))
+	}
+	out := make([]error, len(hashes))
+	for i, p := range r.GetResults() {
+		out[i] = fromFailure(p.GetFailure())
+	}
+	return out, nil
+}
+
+// Unpin lets blocks go again, and returns how many of them were pinned.
+func (c *Client) Unpin(ctx context.Context, ns block.Namespace, hashes []block.Hash) (int, error) {
+	if len(hashes) == 0 {
+		return 0, nil
+	}
+	packed, free, err := c.pack(ns, hashes)
+	if err != nil {
+		return 0, err
+	}
+	defer free()
+	r, err := c.rpc.Unpin(ctx, &pb.UnpinRequest{
+		Namespace: uint32(ns.ID), NamespaceTag: c.tag(ns), HashLen: uint32(ns.HashLen), Hashes: packed,
+	})
+	if err != nil {
+		return 0, c.fail("unpin", err)
+	}
+	return int(r.GetUnpinned()), nil
+}
+
+// StartScrub starts reading and comparing everything on the durable media, in
+// the background, and returns its state; Stats tells how far it is. It goes on
+// where an earlier scrub was stopped. ErrUnavailable when one is running or there
+// is no G3.
+func (c *Client) StartScrub(ctx context.Context, o block.ScrubOptions) (block.ScrubStatus, error) {
+	r, err := c.rpc.StartScrub(ctx, &pb.StartScrubRequest{BytesPerSecond: o.BytesPerSecond, Restart: o.Restart})
+	if err != nil {
+		return block.ScrubStatus{}, c.fail("start scrub", err)
+	}
+	return scrubFromPB(r), nil
+}
+
+// StopScrub ends a running scrub and returns its state when it has ended. Without
+// one it does nothing.
+func (c *Client) StopScrub(ctx context.Context) (block.ScrubStatus, error) {
+	r, err := c.rpc.StopScrub(ctx, &pb.StopScrubRequest{})
+	if err != nil {
+		return block.ScrubStatus{}, c.fail("stop scrub", err)
+	}
+	return scrubFromPB(r), nil
 }

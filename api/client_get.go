@@ -25,6 +25,9 @@ func (c *Client) Get(ctx context.Context, ns block.Namespace, want []block.Wante
 	if err != nil {
 		return err
 	}
+	if s := c.session(ctx); s != nil {
+		return c.getSession(ctx, s, ns, want, o, use)
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, err := c.rpc.Get(ctx, c.getRequest(ns, n, want, o))

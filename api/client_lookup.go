@@ -60,6 +60,11 @@ func (c *Client) MatchPacked(ctx context.Context, ns block.Namespace, hashes []b
 	if err != nil {
 		return err
 	}
+	if o.Lease <= 0 { // a lease belongs to the gRPC connection, by which it is renewed
+		if s := c.session(ctx); s != nil {
+			return c.matchSession(ctx, s, ns, hashes, o, res)
+		}
+	}
 	r, err := c.rpc.Match(ctx, &pb.MatchRequest{
 		Namespace: uint32(ns.ID), NamespaceTag: c.tag(ns), HashLen: uint32(n), Hashes: hashes,
 		All: o.All, LeaseMs: millis(o.Lease), Class: uint32(o.Class), Quiet: o.Quiet,
@@ -150,13 +155,15 @@ func (c *Client) CancelPrefetch(ctx context.Context, id string) error {
 	return nil
 }
 
-// Watch calls fn for each event of a namespace (nil: of all) from now on, until
-// ctx ends, fn fails (with its error), or the server shuts down (ErrClosed).
-// ready is called once, when the server listens: what is done after it is told.
-func (c *Client) Watch(ctx context.Context, ns *block.Namespace, ready func(), fn func(block.Event) error) error {
+// Watch calls fn for each event of a namespace (nil: of all) as o says, until ctx
+// ends, fn fails (with its error), or the server shuts down (ErrClosed). o.Ready
+// is called once, when the server listens: what is done after it is told. A
+// watcher that is too slow loses events and is told so with EventLost. o.NS does
+// not count.
+func (c *Client) Watch(ctx context.Context, ns *block.Namespace, o block.WatchOptions, fn func(block.Event) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	req := &pb.WatchRequest{}
+	req := &pb.WatchRequest{Incarnation: o.Incarnation, After: o.After, Snapshot: o.Snapshot}
 	if ns != nil {
 		req.Namespace, req.NamespaceTag = uint32(ns.ID), c.tag(*ns)
 	}
@@ -165,8 +172,8 @@ func (c *Client) Watch(ctx context.Context, ns *block.Namespace, ready func(), f
 		return c.fail("watch", err)
 	}
 	return each(c, "watch", stream, func(r *pb.WatchResponse) error {
-		if r.GetReady() && ready != nil {
-			ready()
+		if r.GetReady() && o.Ready != nil {
+			o.Ready(block.WatchStart{Incarnation: r.GetIncarnation(), Seq: r.GetSeq(), Resumed: r.GetResumed()})
 		}
 		if r.GetEvent() == nil {
 			return nil

@@ -23,7 +23,7 @@ type PutItem struct {
 
 // PutOptions go with a put of several blocks.
 type PutOptions struct {
-	Durable block.TierID  // G2 (default): in memory is enough; G3: on NVMe when the put returns
+	Durable block.TierID  // G2 (default): in memory is enough; G3: on NVMe when the put returns, ErrNotFound when deleted meanwhile
 	TTL     time.Duration // 0: the namespace's
 }
 
@@ -41,7 +41,7 @@ func putBlock(n int, h, parent block.Hash, hasParent bool, length int64) *pb.Put
 	return &pb.PutBlock{Hash: h[:n], Parent: hashBytes(parent, n, hasParent), Length: uint32(length)}
 }
 
-// Put stores blocks over one stream, parents before children. ns.HashLen says how
+// Put stores blocks in one call, parents before children. ns.HashLen says how
 // many bytes of each hash count. There is one result per item; the error is of
 // the whole call, and items without a result then carry it too.
 func (c *Client) Put(ctx context.Context, ns block.Namespace, items []PutItem, o PutOptions) ([]PutResult, error) {
@@ -56,6 +56,9 @@ func (c *Client) Put(ctx context.Context, ns block.Namespace, items []PutItem, o
 		if err := checkPayload(int64(len(items[i].Data))); err != nil {
 			return nil, fmt.Errorf("put item %d: %w", i, err)
 		}
+	}
+	if s := c.session(ctx); s != nil {
+		return c.putSession(ctx, s, ns, items, o)
 	}
 	return c.put(ctx, len(items), func(send func(*putFrame) error) error {
 		f := putFrame{open: c.putOpen(ns, o)}

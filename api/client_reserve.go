@@ -3,7 +3,6 @@ package api
 import (
 	"context"
 	"fmt"
-	"time"
 
 	pb "github.com/kvtier/kvtier/api/kvtierpb"
 	"github.com/kvtier/kvtier/index/block"
@@ -53,7 +52,7 @@ func (c *Client) Reserve(ctx context.Context, ns block.Namespace, items []Reserv
 		switch it.GetStatus() {
 		case pb.PutStatus_PUT_STATUS_RESERVED:
 			out = append(out, ReserveResult{Reserved: block.Reserved{
-				ID: it.GetId(), Left: time.Duration(it.GetLeftMs()) * time.Millisecond, Place: block.Place(it.GetPlace()),
+				ID: it.GetId(), Left: fromMillis(it.GetLeftMs()), Place: block.Place(it.GetPlace()),
 			}})
 		case pb.PutStatus_PUT_STATUS_EXISTS:
 			out = append(out, ReserveResult{

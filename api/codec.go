@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	pb "github.com/kvtier/kvtier/api/kvtierpb"
+	"github.com/kvtier/kvtier/internal/invariants"
 )
 
 // codec is the protobuf codec, but for the two messages that carry payload.
@@ -104,6 +105,7 @@ func (p *framePool) Put(b *[]byte) {
 		return
 	}
 	*b = (*b)[:p.room]
+	invariants.Poison(*b)
 	p.pool.Put(b)
 }
 

@@ -2,6 +2,7 @@ package api
 
 import (
 	"bytes"
+	"reflect"
 	"testing"
 
 	"google.golang.org/grpc/mem"
@@ -9,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	pb "github.com/kvtier/kvtier/api/kvtierpb"
+	"github.com/kvtier/kvtier/index/block"
 )
 
 // split cuts an encoding into buffers of n bytes, as frames of a connection would.
@@ -137,6 +139,50 @@ func FuzzGetFrame(f *testing.F) {
 			want.Sum = append(want.Sum, make([]byte, 16)...)[:16]
 		}
 		compareDecoded(t, b, got, err, &want, wantErr)
+	})
+}
+
+// What a client makes of any answer of a server comes back from the wire as it is.
+func FuzzAnswer(f *testing.F) {
+	f.Fuzz(func(t *testing.T, kind uint8, b []byte) {
+		same := func(m proto.Message, there func() any, back func() any) {
+			if proto.Unmarshal(b, m) != nil {
+				return
+			}
+			if got, want := back(), there(); !reflect.DeepEqual(got, want) {
+				t.Fatalf("%T %x is read as\n%+v\nand came back as\n%+v", m, b, want, got)
+			}
+		}
+		switch kind % 7 {
+		case 0:
+			m := new(pb.StatsResponse)
+			same(m, func() any { return statsFromPB(m) }, func() any { return statsFromPB(statsToPB(statsFromPB(m))) })
+		case 1:
+			m := new(pb.Event)
+			same(m, func() any { return eventFromPB(m) }, func() any { return eventFromPB(eventToPB(eventFromPB(m))) })
+		case 2:
+			m := new(pb.Namespace)
+			same(m, func() any { return namespaceFromPB(m) }, func() any { return namespaceFromPB(namespaceToPB(namespaceFromPB(m))) })
+		case 3:
+			m := new(pb.ListEntry)
+			same(m, func() any { return listEntryFromPB(m) }, func() any {
+				return listEntryFromPB(listEntryToPB(listEntryFromPB(m), block.HashBytes))
+			})
+		case 4:
+			m := new(pb.ScrubStatus)
+			same(m, func() any { return scrubFromPB(m) }, func() any { return scrubFromPB(scrubToPB(scrubFromPB(m))) })
+		case 5:
+			m := new(pb.MatchResponse)
+			var res, again block.MatchResult
+			same(m, func() any { return res }, func() any {
+				matchFromPB(m, &res)
+				matchFromPB(matchToPB(&res), &again)
+				return again
+			})
+		case 6:
+			m := new(pb.Failure)
+			same(m, func() any { return failureOf(fromFailure(m)) }, func() any { return failureOf(fromFailure(failureOf(fromFailure(m)))) })
+		}
 	})
 }
 

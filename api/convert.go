@@ -1,7 +1,7 @@
 package api
 
 import (
-	"encoding/binary"
+	"math"
 	"time"
 
 	pb "github.com/kvtier/kvtier/api/kvtierpb"
@@ -10,13 +10,6 @@ import (
 
 // pendingByte is the byte of MatchResponse.tiers for a key that is pending.
 const pendingByte = 128
-
-// namespaceTag is the start of a descriptor's digest, by which a handle of
-// another store is recognised.
-func namespaceTag(d block.Descriptor) uint64 {
-	sum := d.Digest()
-	return binary.LittleEndian.Uint64(sum[:8])
-}
 
 func descriptorToPB(d block.Descriptor) *pb.Descriptor {
 	return &pb.Descriptor{
@@ -38,7 +31,7 @@ func descriptorFromPB(d *pb.Descriptor) block.Descriptor {
 
 func namespaceToPB(n block.Namespace) *pb.Namespace {
 	return &pb.Namespace{
-		Id: uint32(n.ID), Tag: namespaceTag(n.Desc), Descriptor_: descriptorToPB(n.Desc), HashLen: uint32(n.HashLen),
+		Id: uint32(n.ID), Tag: n.Desc.Tag(), Descriptor_: descriptorToPB(n.Desc), HashLen: uint32(n.HashLen),
 		Epoch: n.Epoch, TtlMs: millis(n.TTL), CreatedUnixMs: unixMillis(n.Created),
 	}
 }
@@ -46,8 +39,14 @@ func namespaceToPB(n block.Namespace) *pb.Namespace {
 func namespaceFromPB(n *pb.Namespace) block.Namespace {
 	return block.Namespace{
 		ID: block.NamespaceID(n.GetId()), Desc: descriptorFromPB(n.GetDescriptor_()), HashLen: int(n.GetHashLen()),
-		Epoch: n.GetEpoch(), TTL: time.Duration(n.GetTtlMs()) * time.Millisecond, Created: fromUnixMillis(n.GetCreatedUnixMs()),
+		Epoch: n.GetEpoch(), TTL: fromMillis(n.GetTtlMs()), Created: fromUnixMillis(n.GetCreatedUnixMs()),
 	}
+}
+
+// fromMillis reads a duration. One that is too long for this side is the longest.
+func fromMillis(ms int64) time.Duration {
+	const most = int64(math.MaxInt64 / time.Millisecond)
+	return time.Duration(min(max(ms, -most), most)) * time.Millisecond
 }
 
 func unixMillis(t time.Time) int64 {
@@ -72,7 +71,10 @@ func leaseToPB(l block.Lease) *pb.Lease {
 }
 
 func leaseFromPB(l *pb.Lease) block.Lease {
-	return block.Lease{ID: l.GetId(), Left: time.Duration(l.GetLeftMs()) * time.Millisecond, Count: int(l.GetCount())}
+	if l.GetId() == 0 {
+		return block.Lease{} // no lease, whatever else it says
+	}
+	return block.Lease{ID: l.GetId(), Left: fromMillis(l.GetLeftMs()), Count: int(l.GetCount())}
 }
 
 // hashBytes is the part of a hash that counts, or nothing when it is absent.
@@ -142,6 +144,30 @@ func matchFromPB(in *pb.MatchResponse, res *block.MatchResult) {
 	}
 }
 
+func listEntryToPB(e block.ListEntry, hashLen int) *pb.ListEntry {
+	out := &pb.ListEntry{
+		Hash: hashBytes(e.Hash, hashLen, true), Parent: hashBytes(e.Parent, hashLen, e.HasPar),
+		Length: e.Len, Sum: append([]byte(nil), e.Sum[:]...), ExpiresUnixMs: unixMillis(e.Expires), Pinned: e.Pinned,
+	}
+	for _, t := range e.Tiers {
+		out.Tiers = append(out.Tiers, pb.Tier(t))
+	}
+	return out
+}
+
+func listEntryFromPB(e *pb.ListEntry) block.ListEntry {
+	out := block.ListEntry{
+		HasPar: len(e.GetParent()) > 0, Len: e.GetLength(), Sum: sumFromPB(e.GetSum()), Expires: fromUnixMillis(e.GetExpiresUnixMs()),
+		Pinned: e.GetPinned(),
+	}
+	copy(out.Hash[:], e.GetHash())
+	copy(out.Parent[:], e.GetParent())
+	for _, t := range e.GetTiers() {
+		out.Tiers = append(out.Tiers, block.TierID(t))
+	}
+	return out
+}
+
 func eventToPB(e block.Event) *pb.Event {
 	n := int(e.Hlen)
 	return &pb.Event{
@@ -151,15 +177,38 @@ func eventToPB(e block.Event) *pb.Event {
 	}
 }
 
+// eventFromPB is the inverse of eventToPB. A hash of a length that none has is no
+// hash, and a parent of another length than the block's is no parent.
 func eventFromPB(e *pb.Event) block.Event {
+	n := len(e.GetHash())
+	if !block.ValidHashLen(n) {
+		n = 0
+	}
 	out := block.Event{
-		Seq: e.GetSeq(), Kind: block.EventKind(e.GetKind()), NS: e.GetNamespace(), Hlen: uint8(len(e.GetHash())),
-		HasPar: len(e.GetParent()) > 0, Tier: block.TierID(e.GetTier()), Reason: block.Reason(e.GetReason()),
+		Seq: e.GetSeq(), Kind: block.EventKind(e.GetKind()), NS: e.GetNamespace(), Hlen: uint8(n),
+		HasPar: n > 0 && len(e.GetParent()) == n, Tier: block.TierID(e.GetTier()), Reason: block.Reason(e.GetReason()),
 		Len: e.GetLength(), Last: e.GetLast(), Count: e.GetCount(),
 	}
-	copy(out.Hash[:], e.GetHash())
-	copy(out.Parent[:], e.GetParent())
+	copy(out.Hash[:n], e.GetHash())
+	if out.HasPar {
+		copy(out.Parent[:n], e.GetParent())
+	}
 	return out
+}
+
+func scrubToPB(s block.ScrubStatus) *pb.ScrubStatus {
+	return &pb.ScrubStatus{
+		State: pb.ScrubState(s.State), StartedUnixMs: unixMillis(s.Started), EndedUnixMs: unixMillis(s.Ended), Done: s.Done, Total: s.Total,
+		Blocks: s.Blocks, Damaged: s.Damaged, Repaired: s.Repaired, Dropped: s.Dropped, Stale: s.Stale, Error: s.Error,
+	}
+}
+
+func scrubFromPB(s *pb.ScrubStatus) block.ScrubStatus {
+	return block.ScrubStatus{
+		State: block.ScrubState(s.GetState()), Started: fromUnixMillis(s.GetStartedUnixMs()), Ended: fromUnixMillis(s.GetEndedUnixMs()),
+		Done: s.GetDone(), Total: s.GetTotal(), Blocks: s.GetBlocks(), Damaged: s.GetDamaged(), Repaired: s.GetRepaired(),
+		Dropped: s.GetDropped(), Stale: s.GetStale(), Error: s.GetError(),
+	}
 }
 
 func statsToPB(s block.Stats) *pb.StatsResponse {
@@ -170,6 +219,10 @@ func statsToPB(s block.Stats) *pb.StatsResponse {
 			Queued: s.Prefetch.Queued, Done: s.Prefetch.Done, Dropped: s.Prefetch.Dropped, Cancelled: s.Prefetch.Cancelled,
 		},
 		Watchers: s.Watchers, EventsLost: s.EventsLost, TableBytes: s.TableBytes,
+		Incarnation: s.Incarnation, EventSeq: s.EventSeq, Pinned: s.Pinned, PinnedBytes: s.PinnedBytes, Scrub: scrubToPB(s.Scrub),
+		Catalog: &pb.CatalogStats{
+			State: s.Catalog.State, Reason: s.Catalog.Reason, SinceUnixMs: unixMillis(s.Catalog.Since), Errors: s.Catalog.Errors,
+		},
 	}
 	for _, t := range s.Tiers {
 		p := &pb.TierStats{
@@ -180,7 +233,7 @@ func statsToPB(s block.Stats) *pb.StatsResponse {
 		for _, d := range t.Devices {
 			p.Devices = append(p.Devices, &pb.DeviceStats{
 				Path: d.Path, Id: d.ID, Bytes: d.Bytes, FreeOnFs: d.FreeOnFS, Engine: d.Engine, State: d.State,
-				PageBytes: d.PageBytes, Locked: d.Locked,
+				PageBytes: d.PageBytes, Locked: d.Locked, Reason: d.Reason, SinceUnixMs: unixMillis(d.Since), Errors: d.Errors,
 			})
 		}
 		out.Tiers = append(out.Tiers, p)
@@ -189,15 +242,20 @@ func statsToPB(s block.Stats) *pb.StatsResponse {
 }
 
 func statsFromPB(s *pb.StatsResponse) block.Stats {
-	p := s.GetPrefetch()
+	p, c := s.GetPrefetch(), s.GetCatalog()
 	out := block.Stats{
-		Uptime: time.Duration(s.GetUptimeMs()) * time.Millisecond, Namespaces: s.GetNamespaces(), Blocks: s.GetBlocks(),
+		Uptime: fromMillis(s.GetUptimeMs()), Namespaces: s.GetNamespaces(), Blocks: s.GetBlocks(),
 		Misses: s.GetMisses(), Removed: s.GetRemoved(), Conflicts: s.GetConflicts(), Corrupt: s.GetCorrupt(),
 		Leases: s.GetLeases(), Reservations: s.GetReservations(),
 		Prefetch: block.PrefetchStats{
 			Queued: p.GetQueued(), Done: p.GetDone(), Dropped: p.GetDropped(), Cancelled: p.GetCancelled(),
 		},
 		Watchers: s.GetWatchers(), EventsLost: s.GetEventsLost(), TableBytes: s.GetTableBytes(),
+		Incarnation: s.GetIncarnation(), EventSeq: s.GetEventSeq(), Pinned: s.GetPinned(), PinnedBytes: s.GetPinnedBytes(),
+		Scrub: scrubFromPB(s.GetScrub()),
+		Catalog: block.CatalogStats{
+			State: c.GetState(), Reason: c.GetReason(), Since: fromUnixMillis(c.GetSinceUnixMs()), Errors: c.GetErrors(),
+		},
 	}
 	for _, t := range s.GetTiers() {
 		b := block.TierStats{
@@ -210,6 +268,7 @@ func statsFromPB(s *pb.StatsResponse) block.Stats {
 			b.Devices = append(b.Devices, block.DeviceStats{
 				Path: d.GetPath(), ID: d.GetId(), Bytes: d.GetBytes(), FreeOnFS: d.GetFreeOnFs(), Engine: d.GetEngine(),
 				State: d.GetState(), PageBytes: d.GetPageBytes(), Locked: d.GetLocked(),
+				Reason: d.GetReason(), Since: fromUnixMillis(d.GetSinceUnixMs()), Errors: d.GetErrors(),
 			})
 		}
 		out.Tiers = append(out.Tiers, b)

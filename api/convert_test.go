@@ -9,6 +9,7 @@ import (
 	"time"
 
 	pb "github.com/kvtier/kvtier/api/kvtierpb"
+	"github.com/kvtier/kvtier/api/session"
 	"github.com/kvtier/kvtier/index/block"
 )
 
@@ -28,6 +29,9 @@ func TestEnumsMatch(t *testing.T) {
 	for n, name := range pb.EventKind_name {
 		pairs = append(pairs, pair{name, "EVENT_KIND_" + block.EventKind(n).String()})
 	}
+	for n, name := range pb.ScrubState_name {
+		pairs = append(pairs, pair{name, "SCRUB_STATE_" + block.ScrubState(n).String()})
+	}
 	for _, p := range pairs {
 		if p.name != strings.ToUpper(p.want) {
 			t.Errorf("%s should be %s", p.name, strings.ToUpper(p.want))
@@ -43,11 +47,18 @@ func TestEnumsMatch(t *testing.T) {
 	if next := block.EventKind(len(pb.EventKind_name)).String(); next != "unknown" {
 		t.Errorf("event kind %s is not in the interface", next)
 	}
+	if next := block.ScrubState(len(pb.ScrubState_name)).String(); next != "unknown" {
+		t.Errorf("scrub state %s is not in the interface", next)
+	}
 }
 
 // fill sets every field below v to a value of its own.
 func fill(v reflect.Value, n *int) {
 	*n++
+	if v.Type() == reflect.TypeFor[time.Time]() {
+		v.Set(reflect.ValueOf(time.UnixMilli(int64(*n))))
+		return
+	}
 	switch v.Kind() {
 	case reflect.Struct:
 		for i := range v.NumField() {
@@ -91,6 +102,16 @@ func TestConversionsKeepEveryField(t *testing.T) {
 	fill(reflect.ValueOf(&st).Elem(), &n)
 	if stBack = statsFromPB(statsToPB(st)); !reflect.DeepEqual(st, stBack) {
 		t.Errorf("stats:\n%+v\ncame back as\n%+v", st, stBack)
+	}
+	var l block.ListEntry
+	fill(reflect.ValueOf(&l).Elem(), &n)
+	if back := listEntryFromPB(listEntryToPB(l, block.HashBytes)); !reflect.DeepEqual(l, back) {
+		t.Errorf("list entry:\n%+v\ncame back as\n%+v", l, back)
+	}
+	var i session.Info
+	fill(reflect.ValueOf(&i).Elem(), &n)
+	if back := sessionFromPB(sessionToPB(&i)); back != i {
+		t.Errorf("session:\n%+v\ncame back as\n%+v", i, back)
 	}
 	var d block.Descriptor
 	fill(reflect.ValueOf(&d).Elem(), &n)

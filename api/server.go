@@ -2,14 +2,11 @@ package api
 
 import (
 	"context"
-	"crypto/sha256"
-	"crypto/subtle"
 	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,11 +16,12 @@ import (
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/reflection"
 	"google.golang.org/grpc/tap"
 
+	"github.com/kvtier/kvtier/api/access"
 	pb "github.com/kvtier/kvtier/api/kvtierpb"
+	"github.com/kvtier/kvtier/api/session"
 	"github.com/kvtier/kvtier/index/block"
 )
 
@@ -40,12 +38,24 @@ const (
 type ServerOptions struct {
 	Logger  *slog.Logger // nil: silent
 	Token   string       // bearer token that calls must carry; empty: none
+	Access  *access.List // instead of Token: who may call, and what each may do; nil: all of them everything
 	TLS     *tls.Config  // nil: plain text
 	Version string       // answered to Ping
 	// Timeout ends calls that come without a deadline; 0 is a minute. In a put it
 	// bounds each wait for room or durability instead of the whole stream.
 	// Prefetch and Watch run as long as their callers stay.
 	Timeout time.Duration
+	// Sessions says where sessions of the same store are served, for clients to be
+	// told; nil: nowhere.
+	Sessions *SessionPlaces
+	// ListSessions lists those that are open; nil: there are none.
+	ListSessions func() []session.Info
+}
+
+// SessionPlaces are where sessions are served. Either may be empty.
+type SessionPlaces struct {
+	Address string // HOST:PORT over TCP; a wildcard host stands for the server's
+	Socket  string // absolute path of a unix socket
 }
 
 func (o *ServerOptions) withDefaults() ServerOptions {
@@ -55,6 +65,9 @@ func (o *ServerOptions) withDefaults() ServerOptions {
 	}
 	if v.Logger == nil {
 		v.Logger = slog.New(slog.DiscardHandler)
+	}
+	if v.Access == nil && v.Token != "" {
+		v.Access = access.Single(v.Token)
 	}
 	if v.Timeout <= 0 {
 		v.Timeout = time.Minute
@@ -69,7 +82,7 @@ type Server struct {
 	health  *health.Server
 	service *service
 	log     *slog.Logger
-	token   []byte // digest of the expected authorization; nil: none
+	access  *access.List // nil: everybody may do everything
 	timeout time.Duration
 }
 
@@ -79,13 +92,10 @@ func NewServer(s Store, opts *ServerOptions) *Server {
 	o := opts.withDefaults()
 	srv := &Server{
 		health:  health.NewServer(),
-		service: newService(s, o.Version, o.Timeout),
+		service: newService(s, &o),
 		log:     o.Logger,
+		access:  o.Access,
 		timeout: o.Timeout,
-	}
-	if o.Token != "" {
-		sum := sha256.Sum256([]byte(o.Token))
-		srv.token = sum[:]
 	}
 	gopts := []grpc.ServerOption{
 		grpc.ForceServerCodecV2(newCodec()),
@@ -142,6 +152,7 @@ func (s *Server) Drain(ctx context.Context) error {
 	go func() {
 		defer close(done)
 		s.grpc.GracefulStop()
+		s.service.stops.wait()
 	}()
 	select {
 	case <-done:
@@ -153,29 +164,11 @@ func (s *Server) Drain(ctx context.Context) error {
 	return fmt.Errorf("drain api: calls were broken off: %w", ctx.Err())
 }
 
-// authorize checks the bearer token of a call. Digests are compared, so neither
-// content nor length of the token shows in the time it takes.
-func (s *Server) authorize(ctx context.Context, method string) error {
-	if s.token == nil || strings.HasPrefix(method, "/grpc.health.v1.Health/") {
-		return nil
-	}
-	md, _ := metadata.FromIncomingContext(ctx)
-	values := md.Get("authorization")
-	if len(values) == 0 {
-		return fmt.Errorf("%w: no bearer token in the call, and this server wants one", block.ErrDenied)
-	}
-	scheme, token, _ := strings.Cut(values[0], " ")
-	sum := sha256.Sum256([]byte(token))
-	if !strings.EqualFold(scheme, "bearer") || subtle.ConstantTimeCompare(sum[:], s.token) != 1 {
-		return fmt.Errorf("%w: wrong bearer token", block.ErrDenied)
-	}
-	return nil
-}
-
 // unary checks the token, gives the call a deadline where it has none, and
 // turns its error into a status.
 func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
-	if err := s.authorize(ctx, info.FullMethod); err != nil {
+	ctx, err := s.authorize(ctx, info.FullMethod)
+	if err != nil {
 		return nil, toStatus(err)
 	}
 	if _, ok := ctx.Deadline(); !ok {
@@ -190,8 +183,12 @@ func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 // stream is unary for streams: tap bounds a get, and the other handlers bound
 // their waits themselves.
 func (s *Server) stream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
-	if err := s.authorize(ss.Context(), info.FullMethod); err != nil {
+	ctx, err := s.authorize(ss.Context(), info.FullMethod)
+	if err != nil {
 		return toStatus(err)
+	}
+	if ctx != ss.Context() {
+		ss = &identified{ServerStream: ss, ctx: ctx}
 	}
 	return toStatus(next(srv, ss))
 }
@@ -216,19 +213,35 @@ type service struct {
 	timeout time.Duration
 	ready   atomic.Bool
 
-	tags    sync.Map  // block.NamespaceID -> uint64: an id is never given again
+	names   sync.Map  // block.NamespaceID -> *known: an id is never given again
 	matches sync.Pool // *block.MatchResult
+	stops   scrubStops
+
+	incarnation func() uint64 // of the store, which is asked once
+	places      *SessionPlaces
+	open        func() []session.Info // sessions; nil: none
 
 	closeOnce sync.Once
 	closing   chan struct{} // closed by Drain
 }
 
-func newService(s Store, version string, timeout time.Duration) *service {
+func newService(s Store, o *ServerOptions) *service {
 	return &service{
-		store: s, version: version, timeout: timeout,
-		matches: sync.Pool{New: func() any { return new(block.MatchResult) }},
-		closing: make(chan struct{}),
+		store: s, version: o.Version, timeout: o.Timeout,
+		matches:     sync.Pool{New: func() any { return new(block.MatchResult) }},
+		incarnation: sync.OnceValue(func() uint64 { return s.Stats().Incarnation }),
+		places:      o.Sessions,
+		open:        o.ListSessions,
+		closing:     make(chan struct{}),
 	}
+}
+
+// sessions says where sessions are served, nil: nowhere.
+func (s *service) sessions() *pb.Sessions {
+	if s.places == nil {
+		return nil
+	}
+	return &pb.Sessions{Address: s.places.Address, Socket: s.places.Socket, Incarnation: s.incarnation()}
 }
 
 func (s *service) close() { s.closeOnce.Do(func() { close(s.closing) }) }
@@ -243,26 +256,34 @@ func (s *service) bounded(ctx context.Context) (context.Context, context.CancelF
 
 // Ping answers who serves.
 func (s *service) Ping(context.Context, *pb.PingRequest) (*pb.PingResponse, error) {
-	return &pb.PingResponse{Version: s.version, Ready: s.ready.Load()}, nil
+	return &pb.PingResponse{Version: s.version, Ready: s.ready.Load(), Incarnation: s.incarnation(), Sessions: s.sessions()}, nil
 }
 
-// namespace checks that a handle is of this store. A handle that was kept while
-// another store took the server's place could name another tenant's blocks.
-func (s *service) namespace(id uint32, tag uint64) (block.NamespaceID, error) {
+// known is what is kept of a namespace that calls name.
+type known struct {
+	name string
+	tag  uint64
+}
+
+// namespace checks that a handle is of this store, and that the caller has a right
+// there. A handle that was kept while another store took the server's place could name
+// another tenant's blocks.
+func (s *service) namespace(ctx context.Context, id uint32, tag uint64, right access.Right) (block.NamespaceID, error) {
 	ns := block.NamespaceID(id)
 	if id == 0 {
 		return 0, invalid("namespace: 0, want the handle that OpenNamespace answered")
 	}
-	have, ok := s.tags.Load(ns)
+	have, ok := s.names.Load(ns)
 	if !ok {
 		n, err := s.store.NamespaceByID(ns)
 		if err != nil {
 			return 0, err
 		}
-		have, _ = s.tags.LoadOrStore(ns, namespaceTag(n.Desc))
+		have, _ = s.names.LoadOrStore(ns, &known{name: n.Desc.Name, tag: n.Desc.Tag()})
 	}
-	if tag != 0 && have.(uint64) != tag {
+	n := have.(*known)
+	if tag != 0 && n.tag != tag {
 		return 0, fmt.Errorf("%w: namespace handle %d was given by another store: open the namespace again", block.ErrNotFound, id)
 	}
-	return ns, nil
+	return ns, identityOf(ctx).CheckHandle(right, ns, n.name)
 }

@@ -6,13 +6,14 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/kvtier/kvtier/api/access"
 	pb "github.com/kvtier/kvtier/api/kvtierpb"
 	"github.com/kvtier/kvtier/index/block"
 )
 
 // Prefetch brings blocks up and streams progress.
 func (s *service) Prefetch(req *pb.PrefetchRequest, stream grpc.ServerStreamingServer[pb.PrefetchResponse]) error {
-	ns, err := s.namespace(req.GetNamespace(), req.GetNamespaceTag())
+	ns, err := s.namespace(stream.Context(), req.GetNamespace(), req.GetNamespaceTag(), access.Read)
 	if err != nil {
 		return err
 	}
@@ -24,18 +25,18 @@ func (s *service) Prefetch(req *pb.PrefetchRequest, stream grpc.ServerStreamingS
 	}
 	ctx, cancel := s.untilClosing(stream.Context())
 	defer cancel(nil)
-	err = s.store.Prefetch(ctx, ns, int(req.GetHashLen()), req.GetHashes(), req.GetRequestId(), func(p block.Progress) error {
+	err = s.store.Prefetch(ctx, ns, int(req.GetHashLen()), req.GetHashes(), requestID(ctx, req.GetRequestId()), func(p block.Progress) error {
 		return stream.Send(&pb.PrefetchResponse{Index: uint32(p.Index), Reason: pb.MissReason(p.Reason), Tier: pb.Tier(p.Tier)})
 	})
 	return endCause(ctx, err)
 }
 
 // CancelPrefetch ends a prefetch.
-func (s *service) CancelPrefetch(_ context.Context, req *pb.CancelPrefetchRequest) (*pb.CancelPrefetchResponse, error) {
+func (s *service) CancelPrefetch(ctx context.Context, req *pb.CancelPrefetchRequest) (*pb.CancelPrefetchResponse, error) {
 	if req.GetRequestId() == "" {
 		return nil, invalid("request_id: empty")
 	}
-	if err := s.store.CancelPrefetch(req.GetRequestId()); err != nil {
+	if err := s.store.CancelPrefetch(requestID(ctx, req.GetRequestId())); err != nil {
 		return nil, err
 	}
 	return &pb.CancelPrefetchResponse{}, nil
@@ -43,7 +44,7 @@ func (s *service) CancelPrefetch(_ context.Context, req *pb.CancelPrefetchReques
 
 // Delete removes keys.
 func (s *service) Delete(ctx context.Context, req *pb.DeleteRequest) (*pb.DeleteResponse, error) {
-	ns, err := s.namespace(req.GetNamespace(), req.GetNamespaceTag())
+	ns, err := s.namespace(ctx, req.GetNamespace(), req.GetNamespaceTag(), access.Write)
 	if err != nil {
 		return nil, err
 	}
@@ -59,7 +60,7 @@ func (s *service) Delete(ctx context.Context, req *pb.DeleteRequest) (*pb.Delete
 
 // Clear removes all blocks of a namespace.
 func (s *service) Clear(ctx context.Context, req *pb.ClearRequest) (*pb.ClearResponse, error) {
-	ns, err := s.namespace(req.GetNamespace(), req.GetNamespaceTag())
+	ns, err := s.namespace(ctx, req.GetNamespace(), req.GetNamespaceTag(), access.Write)
 	if err != nil {
 		return nil, err
 	}
@@ -72,7 +73,7 @@ func (s *service) Clear(ctx context.Context, req *pb.ClearRequest) (*pb.ClearRes
 
 // List pages through the blocks of a namespace.
 func (s *service) List(ctx context.Context, req *pb.ListRequest) (*pb.ListResponse, error) {
-	ns, err := s.namespace(req.GetNamespace(), req.GetNamespaceTag())
+	ns, err := s.namespace(ctx, req.GetNamespace(), req.GetNamespaceTag(), access.Read)
 	if err != nil {
 		return nil, err
 	}
@@ -98,39 +99,79 @@ func (s *service) List(ctx context.Context, req *pb.ListRequest) (*pb.ListRespon
 	}
 	out := &pb.ListResponse{Next: next, Entries: make([]*pb.ListEntry, len(entries))}
 	for i, e := range entries {
-		p := &pb.ListEntry{
-			Hash: hashBytes(e.Hash, n.HashLen, true), Parent: hashBytes(e.Parent, n.HashLen, e.HasPar),
-			Length: e.Len, Sum: append([]byte(nil), e.Sum[:]...), ExpiresUnixMs: unixMillis(e.Expires),
-		}
-		for _, t := range e.Tiers {
-			p.Tiers = append(p.Tiers, pb.Tier(t))
-		}
-		out.Entries[i] = p
+		out.Entries[i] = listEntryToPB(e, n.HashLen)
 	}
 	return out, nil
 }
 
 // Stats answers a snapshot.
-func (s *service) Stats(context.Context, *pb.StatsRequest) (*pb.StatsResponse, error) {
+func (s *service) Stats(ctx context.Context, _ *pb.StatsRequest) (*pb.StatsResponse, error) {
+	if err := identityOf(ctx).CheckAll(access.Read|access.Write, "the state of the store"); err != nil {
+		return nil, err
+	}
 	return statsToPB(s.store.Stats()), nil
 }
 
-// Watch streams events.
+// Pin keeps blocks from being evicted.
+func (s *service) Pin(ctx context.Context, req *pb.PinRequest) (*pb.PinResponse, error) {
+	ns, err := s.namespace(ctx, req.GetNamespace(), req.GetNamespaceTag(), access.Write)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := checkHashes(req.GetHashLen(), req.GetHashes(), MaxKeys); err != nil {
+		return nil, err
+	}
+	errs, err := s.store.Pin(ctx, ns, int(req.GetHashLen()), req.GetHashes())
+	if err != nil {
+		return nil, err
+	}
+	out := &pb.PinResponse{Results: make([]*pb.PinResult, len(errs))}
+	for i, err := range errs {
+		out.Results[i] = &pb.PinResult{Failure: failureOf(err)}
+	}
+	return out, nil
+}
+
+// Unpin lets blocks go again.
+func (s *service) Unpin(ctx context.Context, req *pb.UnpinRequest) (*pb.UnpinResponse, error) {
+	ns, err := s.namespace(ctx, req.GetNamespace(), req.GetNamespaceTag(), access.Write)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := checkHashes(req.GetHashLen(), req.GetHashes(), MaxKeys); err != nil {
+		return nil, err
+	}
+	n, err := s.store.Unpin(ctx, ns, int(req.GetHashLen()), req.GetHashes())
+	if err != nil {
+		return nil, err
+	}
+	return &pb.UnpinResponse{Unpinned: uint32(n)}, nil
+}
+
+// Watch streams events. The store does not wait for a client that takes them
+// slowly: only this handler does, in Send, until the store's ring overtakes it.
 func (s *service) Watch(req *pb.WatchRequest, stream grpc.ServerStreamingServer[pb.WatchResponse]) error {
 	var ns block.NamespaceID
-	if req.GetNamespace() != 0 {
+	if req.GetNamespace() == 0 {
+		if err := identityOf(stream.Context()).CheckAll(access.Read, "a watch of all"); err != nil {
+			return err
+		}
+	} else {
 		var err error
-		if ns, err = s.namespace(req.GetNamespace(), req.GetNamespaceTag()); err != nil {
+		if ns, err = s.namespace(stream.Context(), req.GetNamespace(), req.GetNamespaceTag(), access.Read); err != nil {
 			return err
 		}
 	}
 	ctx, cancel := s.untilClosing(stream.Context())
 	defer cancel(nil)
-	err := s.store.Watch(ctx, ns, func() {
-		if err := stream.Send(&pb.WatchResponse{Ready: true}); err != nil {
+	o := block.WatchOptions{NS: ns, Incarnation: req.GetIncarnation(), After: req.GetAfter(), Snapshot: req.GetSnapshot()}
+	o.Ready = func(at block.WatchStart) {
+		first := &pb.WatchResponse{Ready: true, Incarnation: at.Incarnation, Seq: at.Seq, Resumed: at.Resumed}
+		if err := stream.Send(first); err != nil {
 			cancel(err)
 		}
-	}, func(e block.Event) error {
+	}
+	err := s.store.Watch(ctx, o, func(e block.Event) error {
 		return stream.Send(&pb.WatchResponse{Event: eventToPB(e)})
 	})
 	if err == nil {

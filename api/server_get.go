@@ -3,6 +3,7 @@ package api
 import (
 	"google.golang.org/grpc"
 
+	"github.com/kvtier/kvtier/api/access"
 	pb "github.com/kvtier/kvtier/api/kvtierpb"
 	"github.com/kvtier/kvtier/index/block"
 )
@@ -42,7 +43,7 @@ func wanted(req *pb.GetRequest) ([]block.Wanted, error) {
 // message; a slow client holds back the stream, and with it the blocks that the
 // store holds for it, until the call's deadline.
 func (s *service) Get(req *pb.GetRequest, stream grpc.ServerStreamingServer[pb.GetResponse]) error {
-	ns, err := s.namespace(req.GetNamespace(), req.GetNamespaceTag())
+	ns, err := s.namespace(stream.Context(), req.GetNamespace(), req.GetNamespaceTag(), access.Read)
 	if err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 
+	"github.com/kvtier/kvtier/api/access"
 	pb "github.com/kvtier/kvtier/api/kvtierpb"
 	"github.com/kvtier/kvtier/index/block"
 )
@@ -10,7 +11,7 @@ import (
 // Match looks keys up. It costs no allocation per key: the hashes are handed on
 // as they came, and the result is packed from a pooled one.
 func (s *service) Match(ctx context.Context, req *pb.MatchRequest) (*pb.MatchResponse, error) {
-	ns, err := s.namespace(req.GetNamespace(), req.GetNamespaceTag())
+	ns, err := s.namespace(ctx, req.GetNamespace(), req.GetNamespaceTag(), access.Read)
 	if err != nil {
 		return nil, err
 	}
@@ -43,7 +44,7 @@ func (s *service) Match(ctx context.Context, req *pb.MatchRequest) (*pb.MatchRes
 
 // Locate lists every place of each key.
 func (s *service) Locate(ctx context.Context, req *pb.LocateRequest) (*pb.LocateResponse, error) {
-	ns, err := s.namespace(req.GetNamespace(), req.GetNamespaceTag())
+	ns, err := s.namespace(ctx, req.GetNamespace(), req.GetNamespaceTag(), access.Read)
 	if err != nil {
 		return nil, err
 	}

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/semaphore"
 	"google.golang.org/grpc"
 
+	"github.com/kvtier/kvtier/api/access"
 	pb "github.com/kvtier/kvtier/api/kvtierpb"
 	"github.com/kvtier/kvtier/index/block"
 )
@@ -115,7 +116,7 @@ func (p *putter) open(o *pb.PutOpen, session uint64) error {
 	if o == nil {
 		return invalid("open: absent in the first message of a put")
 	}
-	ns, err := p.s.namespace(o.GetNamespace(), o.GetNamespaceTag())
+	ns, err := p.s.namespace(p.stream.Context(), o.GetNamespace(), o.GetNamespaceTag(), access.Write)
 	if err != nil {
 		return err
 	}

@@ -3,13 +3,14 @@ package api
 import (
 	"context"
 
+	"github.com/kvtier/kvtier/api/access"
 	pb "github.com/kvtier/kvtier/api/kvtierpb"
 	"github.com/kvtier/kvtier/index/block"
 )
 
 // Reserve takes room for blocks. What concerns one item is in its result.
 func (s *service) Reserve(ctx context.Context, req *pb.ReserveRequest) (*pb.ReserveResponse, error) {
-	ns, err := s.namespace(req.GetNamespace(), req.GetNamespaceTag())
+	ns, err := s.namespace(ctx, req.GetNamespace(), req.GetNamespaceTag(), access.Write)
 	if err != nil {
 		return nil, err
 	}

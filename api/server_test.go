@@ -108,6 +108,9 @@ func TestRequestLimits(t *testing.T) {
 	}
 	_, locateErr := c.Locate(ctx, &pb.LocateRequest{Namespace: id, HashLen: 8, Hashes: make([]byte, 8*(api.MaxKeys+1))})
 	_, deleteErr := c.Delete(ctx, &pb.DeleteRequest{Namespace: id, HashLen: 8, Hashes: make([]byte, 8*(api.MaxKeys+1))})
+	_, pinErr := c.Pin(ctx, &pb.PinRequest{Namespace: id, HashLen: 8, Hashes: make([]byte, 8*(api.MaxKeys+1))})
+	_, unpinErr := c.Unpin(ctx, &pb.UnpinRequest{Namespace: id, HashLen: 8, Hashes: make([]byte, 8*(api.MaxKeys+1))})
+	_, scrubErr := c.StartScrub(ctx, &pb.StartScrubRequest{BytesPerSecond: -1})
 	_, commitErr := c.Commit(ctx, &pb.CommitRequest{})
 	_, abortErr := c.Abort(ctx, &pb.AbortRequest{Ids: make([]uint64, api.MaxKeys+1)})
 	_, listErr := c.List(ctx, &pb.ListRequest{Namespace: id, Limit: api.MaxKeys + 1})
@@ -138,6 +141,9 @@ func TestRequestLimits(t *testing.T) {
 		{reserve(api.MaxKeys + 1), "items: 4097 of them, at most 4096"},
 		{locateErr, "hashes: 4097 keys"},
 		{deleteErr, "hashes: 4097 keys"},
+		{pinErr, "hashes: 4097 keys"},
+		{unpinErr, "hashes: 4097 keys"},
+		{scrubErr, "bytes_per_second: -1, want 0 or more"},
 		{commitErr, "ids: empty"},
 		{abortErr, "ids: 4097 of them"},
 		{listErr, "limit: 4097"},
@@ -190,7 +196,7 @@ func TestToken(t *testing.T) {
 		t.Errorf("a probe without a token: %v", err)
 	}
 	c := apitest.Serve(t, memstore.New(nil), &api.ServerOptions{Token: "secret", Version: "v9"})()
-	if info, err := c.Ping(t.Context()); err != nil || info != (api.ServerInfo{Version: "v9", Ready: true}) {
+	if info, err := c.Ping(t.Context()); err != nil || info.Version != "v9" || !info.Ready || info.Incarnation == 0 {
 		t.Errorf("ping with the token: %+v, %v", info, err)
 	}
 }
@@ -290,7 +296,7 @@ func TestDrainEndsWatches(t *testing.T) {
 	defer c.Close()
 	ready, done := make(chan struct{}), make(chan error, 1)
 	go func() {
-		done <- c.Watch(t.Context(), nil, func() { close(ready) }, func(block.Event) error { return nil })
+		done <- c.Watch(t.Context(), nil, block.WatchOptions{Ready: func(block.WatchStart) { close(ready) }}, func(block.Event) error { return nil })
 	}()
 	<-ready
 	if err := srv.Drain(t.Context()); err != nil {

@@ -41,7 +41,8 @@ type Store interface {
 	// Commit makes full reservations visible, and as durable as each asked for;
 	// only then does it return. One result per id: Stored, or Exists when another
 	// put of the same bytes was first. Errors per id: ErrLeaseExpired, ErrInvalid
-	// (not full), ErrConflict, ErrNoSpace.
+	// (not full), ErrConflict, ErrNoSpace, ErrNotFound (durable, and deleted by
+	// another call on its way down).
 	Commit(ctx context.Context, ids []uint64) []block.CommitResult
 	// Abort gives reservations back. Unknown ones are ignored.
 	Abort(ids []uint64)
@@ -83,8 +84,26 @@ type Store interface {
 
 	// Stats is a snapshot of state and counters.
 	Stats() block.Stats
-	// Watch calls fn for each event of a namespace (0 for all) from now on, until
-	// ctx ends or fn fails. ready is called once, when it listens. A watcher that
-	// is too slow loses events and is told so with EventLost.
-	Watch(ctx context.Context, ns block.NamespaceID, ready func(), fn func(block.Event) error) error
+	// Watch calls fn for each event, as o says, until ctx ends, fn fails or the
+	// store closes (ErrClosed). A watcher that is too slow loses events and is told
+	// so with EventLost.
+	Watch(ctx context.Context, o block.WatchOptions, fn func(block.Event) error) error
+
+	// Pin keeps blocks in the store, and Unpin lets them go again. A pinned block
+	// moves between tiers but is not evicted; it may still be deleted, cleared,
+	// expire, or be dropped as damaged. Where there is G3, Pin brings the block there
+	// and the pin survives restarts; it answers when that is durable. One error for
+	// each key: nil, ErrNotFound, ErrNoSpace (too much is pinned, or no room in G3),
+	// ErrUnavailable. Unpin returns how many of the keys were pinned.
+	Pin(ctx context.Context, ns block.NamespaceID, hashLen int, hashes []byte) ([]error, error)
+	Unpin(ctx context.Context, ns block.NamespaceID, hashLen int, hashes []byte) (int, error)
+
+	// StartScrub starts reading and comparing everything on the durable media, in
+	// the background, and goes on where an earlier scrub was stopped. What is damaged
+	// is written anew from another tier, or dropped with an event. ErrUnavailable
+	// when one is running or there is no G3. Stats tells how far it is.
+	StartScrub(o block.ScrubOptions) error
+	// StopScrub ends a running scrub and returns when it has ended; without one it
+	// does nothing.
+	StopScrub()
 }

@@ -5,14 +5,12 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kvtier/kvtier/index/block"
 )
 
 // catalogRoom watches the file system under the catalog. Slabs are preallocated,
 // but the catalog grows, and a write-ahead log that cannot be written stops it
-// until it is opened again. So a full file system counts as full a little
+// until there is room to open it again. So a full file system counts as full a little
 // earlier: nothing more goes down to G3, while drops, which make room, go on.
 type catalogRoom struct {
 	dir    string
@@ -46,12 +44,8 @@ func (c *catalogRoom) isFull() bool {
 
 // ask returns what the file system has free, and what of it is the reserve.
 func (c *catalogRoom) ask() (free, reserve int64, err error) {
-	var st unix.Statfs_t
-	if err := unix.Statfs(c.dir, &st); err != nil {
-		return 0, 0, fmt.Errorf("statfs %s: %w", c.dir, err)
-	}
-	size := int64(st.Blocks) * int64(st.Bsize)
-	return int64(st.Bavail) * int64(st.Bsize), min(catalogReserve, size/catalogShare), nil
+	size, free, err := statfs(c.dir)
+	return free, min(catalogReserve, size/catalogShare), err
 }
 
 // check fails with ErrNoSpace when there is not even room to open the catalog,

@@ -14,6 +14,7 @@ import (
 type check struct {
 	e       *index.Entry
 	header  []byte
+	seal    Seal
 	payload []byte // exactly the block's
 	have    int64  // bytes of the slot
 	ns      *namespace
@@ -23,7 +24,8 @@ type check struct {
 // begin takes the memory that header block and payload arrive in.
 func (c *check) begin(s *Store, e *index.Entry, header, payload []byte) {
 	ns, _ := s.names.byID(e.NS)
-	*c = check{e: e, header: header, payload: payload[:e.Len], ns: ns}
+	p := e.Place[ixG3]
+	*c = check{e: e, header: header, seal: s.g3.devs[p.Device()].slab.Seal(p.Offset()), payload: payload[:e.Len], ns: ns}
 }
 
 // piece takes the next n bytes of the slot. The last one gives the verdict.
@@ -62,7 +64,7 @@ func (c *check) verdict(sum [16]byte) error {
 
 // checkHeader says whether a slot header is the entry's.
 func (c *check) checkHeader(b []byte) error {
-	hd, err := DecodeHeader(b)
+	hd, err := DecodeHeader(b, c.seal)
 	switch {
 	case err != nil:
 	case c.ns == nil:

@@ -2,14 +2,11 @@ package tiers_test
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
 	"testing"
 	"time"
-
-	"github.com/cespare/xxhash/v2"
 
 	"github.com/kvtier/kvtier/index/block"
 	"github.com/kvtier/kvtier/tiers"
@@ -43,43 +40,62 @@ func TestDamagedSlots(t *testing.T) {
 	t.Parallel()
 	const size = 70_000 // header block of 4096 bytes
 	slot, header := tiers.SlotBytes(size)
-	reheader := func(change func(h *tiers.SlotHeader)) func(b []byte) {
-		return func(b []byte) {
-			h, err := tiers.DecodeHeader(b)
+	reheader := func(change func(h *tiers.SlotHeader)) func(b []byte, at tiers.Seal) {
+		return func(b []byte, at tiers.Seal) {
+			h, err := tiers.DecodeHeader(b, at)
 			if err != nil {
 				panic(err)
 			}
 			change(&h)
-			tiers.EncodeHeader(b[:header], &h)
+			tiers.EncodeHeader(b[:header], &h, at)
 		}
 	}
 	for _, c := range []struct {
 		name   string
 		want   block.MissReason
-		change func(b []byte) // of the slot
+		change func(b []byte, at tiers.Seal) // of the slot
 	}{
-		{"FirstByte", block.MissCorrupt, func(b []byte) { b[header] ^= 1 }},
-		{"LastByte", block.MissCorrupt, func(b []byte) { b[header+size-1] ^= 0x80 }},
-		{"HeaderBit", block.MissCorrupt, func(b []byte) { b[20] ^= 1 }},
-		{"HeaderGone", block.MissCorrupt, func(b []byte) { clear(b[:header]) }},
-		{"AllZeros", block.MissCorrupt, func(b []byte) { clear(b) }},
+		{"FirstByte", block.MissCorrupt, func(b []byte, _ tiers.Seal) { b[header] ^= 1 }},
+		{"LastByte", block.MissCorrupt, func(b []byte, _ tiers.Seal) { b[header+size-1] ^= 0x80 }},
+		{"HeaderBit", block.MissCorrupt, func(b []byte, _ tiers.Seal) { b[20] ^= 1 }},
+		{"HeaderGone", block.MissCorrupt, func(b []byte, _ tiers.Seal) { clear(b[:header]) }},
+		{"AllZeros", block.MissCorrupt, func(b []byte, _ tiers.Seal) { clear(b) }},
 		{"OtherNamespace", block.MissCorrupt, reheader(func(h *tiers.SlotHeader) { h.Digest[0] ^= 1 })},
 		{"OtherBlock", block.MissCorrupt, reheader(func(h *tiers.SlotHeader) { h.Hash[0] ^= 1 })},
 		{"OtherHashLength", block.MissCorrupt, reheader(func(h *tiers.SlotHeader) { h.HashLen = 32 })},
 		{"OlderGeneration", block.MissCorrupt, reheader(func(h *tiers.SlotHeader) { h.Gen-- })},
 		{"OtherLength", block.MissCorrupt, reheader(func(h *tiers.SlotHeader) { h.Len-- })},
 		{"OtherSum", block.MissCorrupt, reheader(func(h *tiers.SlotHeader) { h.Sum[0] ^= 1 })},
-		{"NewerVersion", block.MissUnavailable, func(b []byte) {
-			binary.LittleEndian.PutUint16(b[8:], 2)
-			binary.LittleEndian.PutUint64(b[248:], xxhash.Sum64(b[:248]))
+		{"Elsewhere", block.MissCorrupt, func(b []byte, at tiers.Seal) {
+			h, err := tiers.DecodeHeader(b, at)
+			if err != nil {
+				panic(err)
+			}
+			at.Offset += slot
+			tiers.EncodeHeader(b[:header], &h, at)
 		}},
-		{"Padding", block.Hit, func(b []byte) { b[slot-1] ^= 1 }}, // nobody's bytes
+		{"OlderVersion", block.MissCorrupt, func(b []byte, at tiers.Seal) {
+			h, err := tiers.DecodeHeader(b, at)
+			if err != nil {
+				panic(err)
+			}
+			tiers.EncodeHeader(b[:header], &h, tiers.Seal{Version: 1})
+		}},
+		{"NewerVersion", block.MissUnavailable, func(b []byte, at tiers.Seal) {
+			h, err := tiers.DecodeHeader(b, at)
+			if err != nil {
+				panic(err)
+			}
+			at.Version = 3
+			tiers.EncodeHeader(b[:header], &h, at)
+		}},
+		{"Padding", block.Hit, func(b []byte, _ tiers.Seal) { b[slot-1] ^= 1 }}, // nobody's bytes
 	} {
 		for _, promote := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s/promote=%v", c.name, promote), func(t *testing.T) {
 				s, o, ns := coldBlocks(t, nil, 2, size)
 				place := placeIn(t, s, ns, 1, block.G3)
-				inFile(t, o.Slabs[0].Path, place.Offset(), int(slot), c.change)
+				inFile(t, o.Slabs[0].Path, place.Offset(), int(slot), func(b []byte) { c.change(b, tiers.SealOf(s, place)) })
 				got, p, err := get(s, ns, 1, block.GetOptions{NoPromote: !promote})
 				if err != nil || p.Reason != c.want || p.Reason == block.Hit && string(got) != string(payload(1, size)) {
 					t.Fatalf("get: %v, %v, want %v", p.Reason, err, c.want)
@@ -91,7 +107,9 @@ func TestDamagedSlots(t *testing.T) {
 					}
 					return
 				}
-				eventually(t, "the slot is free", func() bool { return used(s, block.G3) == slot })
+				eventually(t, "the slot is free and the block counted", func() bool {
+					return used(s, block.G3) == slot && s.Stats().Removed["damaged"] == 1
+				})
 				wantMiss(t, s, ns, 1, block.MissAbsent)
 				if st := s.Stats(); st.Corrupt != 1 || st.Removed["damaged"] != 1 || st.Misses["corrupt"] != 1 {
 					t.Errorf("%d corrupt, removed %v, misses %v", st.Corrupt, st.Removed, st.Misses)

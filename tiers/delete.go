@@ -18,25 +18,31 @@ func lostDevice(err error) bool {
 }
 
 // Delete removes blocks from all tiers; see api.Store. It answers when the drops
-// of their records are synced.
+// of their records are synced and the headers of their slots erased and flushed,
+// so that neither the catalog nor one that is rebuilt from the media has them.
 func (s *Store) Delete(ctx context.Context, nsID block.NamespaceID, hashLen int, hashes []byte) (int, error) {
 	n, err := s.checkHashes(nsID, hashLen, hashes)
 	if err != nil {
 		return 0, fmt.Errorf("delete: %w", err)
 	}
 	there := 0
-	w := s.newRemovals()
+	var copies []*move // of what was removed, now or before
+	w := &removals{erase: true, flush: true}
 	for i := range n {
 		k := block.Key{NS: nsID}
 		copy(k.Hash[:], hashes[i*hashLen:(i+1)*hashLen])
 		if s.remove(k, block.Deleted, w, always) {
 			there++
 		}
+		copies = append(copies, s.moves.doomed(k)...)
 		if s.unserved {
 			// A slab that is not here now may have it: it must not come back with it.
 			w.wg.Add(1)
 			s.commits.add(catalogOp{key: k, hlen: hashLen, fin: w.fin})
 		}
+	}
+	if err := awaitCopies(ctx, copies); err != nil {
+		return there, fmt.Errorf("delete: %w", err)
 	}
 	// A block that is not there may have left a moment ago, and its record not yet.
 	w.wg.Add(1)
@@ -49,14 +55,14 @@ func (s *Store) Delete(ctx context.Context, nsID block.NamespaceID, hashLen int,
 
 // removals waits for the records of removed blocks.
 type removals struct {
-	wg sync.WaitGroup
-	mu struct {
+	erase bool // the headers of their slots, not only the records
+	flush bool // what was erased, before it is told
+	wg    sync.WaitGroup
+	mu    struct {
 		sync.Mutex
 		err error
 	}
 }
-
-func (s *Store) newRemovals() *removals { return &removals{} }
 
 func (w *removals) fin(err error) {
 	if err != nil {
@@ -65,6 +71,22 @@ func (w *removals) fin(err error) {
 		w.mu.Unlock()
 	}
 	w.wg.Done()
+}
+
+// awaitCopies waits for copies to G3 of blocks that were removed meanwhile: each
+// erases what it has written.
+func awaitCopies(ctx context.Context, copies []*move) error {
+	for _, m := range copies {
+		select {
+		case <-m.done:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		if errors.Is(m.err, errUnerased) {
+			return m.err
+		}
+	}
+	return nil
 }
 
 // wait returns when all records are dropped, durably, or ctx ends.
@@ -88,23 +110,27 @@ func (w *removals) wait(ctx context.Context) error {
 // from now on, and its slots come free when the last user and the last record
 // are gone. It does so only if the entry, looked at under the lock, is still one
 // to remove. It reports whether the block was there.
-func (s *Store) remove(k block.Key, why block.Reason, w *removals, still func(e *index.Entry) bool) (there bool) {
+func (s *Store) remove(k block.Key, why block.Reason, w *removals, still func(h block.Handle, e *index.Entry) bool) (there bool) {
 	var out []departure
 	var h block.Handle
 	s.table.Detach(k, func(hd block.Handle, e *index.Entry) bool {
-		if !still(e) {
+		if !still(hd, e) {
 			return false
 		}
 		h = hd
 		there = resident(e)
 		busy := e.Refs > 0
-		leaving := e.State[ixG3] == index.SlotLeaving // its departure is told later
 		var drop bool
 		for ix := range e.State {
 			switch {
 			case !live(e, ix):
 				// A copy to G3 whose record is queued: its drop must follow it.
-				drop = drop || ix == ixG3 && e.State[ix] == index.SlotFilling && e.Ops > 0
+				if ix == ixG3 && e.State[ix] == index.SlotFilling {
+					drop = e.Flags&flagRecording != 0
+					if !drop && w.erase {
+						s.moves.doom(h, k)
+					}
+				}
 			case ix == ixG3:
 				drop = true
 				fallthrough
@@ -117,19 +143,18 @@ func (s *Store) remove(k block.Key, why block.Reason, w *removals, still func(e 
 				out = append(out, s.leave(h, e, ix, why))
 			}
 		}
-		if len(out) > 0 {
-			out[len(out)-1].last = !leaving
-			for i := range out[:len(out)-1] {
-				out[i].last = false
-			}
-		}
 		if drop {
 			e.Ops++
 			w.wg.Add(1)
-			s.commits.add(catalogOp{key: k, hlen: int(e.HashLen), fin: func(err error) {
-				s.settle(h, func(e *index.Entry) { e.Ops-- })
-				w.fin(err)
-			}})
+			op := catalogOp{
+				key: k, hlen: int(e.HashLen), keep: true, tell: w.fin,
+				fin: func(error) { s.settle(h, func(e *index.Entry) { e.Ops-- }) },
+			}
+			if w.erase {
+				op.erases(e.Place[ixG3], e.Len)
+				op.flush = w.flush
+			}
+			s.commits.add(op)
 		}
 		if busy || drop || dirty(e) {
 			e.Flags |= flagDeleted
@@ -143,7 +168,7 @@ func (s *Store) remove(k block.Key, why block.Reason, w *removals, still func(e 
 	return there
 }
 
-func always(*index.Entry) bool { return true }
+func always(block.Handle, *index.Entry) bool { return true }
 
 // expire takes away a block whose time has passed, or what is left of one that
 // was in use when it left.
@@ -153,35 +178,47 @@ func (s *Store) expire(h block.Handle) {
 		k = block.Key{NS: e.NS, Hash: e.Hash}
 	})
 	if ok {
-		s.remove(k, block.Expired, s.newRemovals(), func(e *index.Entry) bool { return expired(e, nowUnix()) || dirty(e) })
+		// The header says when its time has passed: nobody waits until it is erased.
+		s.remove(k, block.Expired, &removals{erase: true}, func(_ block.Handle, e *index.Entry) bool { return expired(e, nowUnix()) || dirty(e) })
 	}
 }
 
-// damagedG3 drops a copy in G3 whose bytes failed their checksum.
-func (s *Store) damagedG3(h block.Handle, e *index.Entry, cause error) {
-	found := false
+// damagedG3 drops a copy in G3 whose bytes failed their checksum, and returns what
+// that means for the reader: of a block that was deleted meanwhile the header is
+// erased, and it is as absent as for those who come later.
+func (s *Store) damagedG3(h block.Handle, e *index.Entry, cause error) error {
+	found, deleted := false, false
 	s.table.Update(h, func(now *index.Entry) {
 		// Other readers may hold references: they fail the same way. The slot
 		// itself waits for none of them, since they verify what they read. So the
 		// block may even have come down again meanwhile, to another slot.
+		deleted = now.Flags&flagDeleted != 0
 		if live(now, ixG3) && now.Gen == e.Gen && now.Place[ixG3] == e.Place[ixG3] {
 			s.startLeave(h, now, block.Damaged, nil)
 			found = true
 		}
 	})
-	if !found {
-		return
+	switch {
+	case deleted:
+		return fmt.Errorf("read from g3: %w: deleted meanwhile", block.ErrNotFound)
+	case !found:
+		return cause
 	}
 	s.corrupt.Add(1)
-	s.log.Error("block damaged", "tier", "g3", "namespace", s.names.name(e.NS), "hash", e.Hash.Hex(int(e.HashLen)),
-		"slab", s.g3.devs[e.Place[ixG3].Device()].slab.Path(), "offset", e.Place[ixG3].Offset(), "err", cause)
+	if more, ok := s.damage.next(); ok {
+		s.log.Error("block damaged", "tier", "g3", "namespace", s.names.name(e.NS), "hash", e.Hash.Hex(int(e.HashLen)),
+			"slab", s.g3.devs[e.Place[ixG3].Device()].slab.Path(), "offset", e.Place[ixG3].Offset(), "err", cause, "more", more)
+	}
+	return cause
 }
 
 // damagedG2 drops a copy in G2 whose bytes failed their checksum. References to
 // it are out, so its slot is given back with the last of them.
 func (s *Store) damagedG2(h block.Handle, e *index.Entry) {
 	s.corrupt.Add(1)
-	s.log.Error("block damaged", "tier", "g2", "namespace", s.names.name(e.NS), "hash", e.Hash.Hex(int(e.HashLen)))
+	if more, ok := s.damage.next(); ok {
+		s.log.Error("block damaged", "tier", "g2", "namespace", s.names.name(e.NS), "hash", e.Hash.Hex(int(e.HashLen)), "more", more)
+	}
 	var d departure
 	var gone bool
 	s.table.Update(h, func(e *index.Entry) {
@@ -204,7 +241,13 @@ func (s *Store) Clear(ctx context.Context, nsID block.NamespaceID) (int64, error
 	}
 	// Held until the clearing is in the catalog, also when ctx ends before that:
 	// what changes the namespace next is written behind it.
-	s.names.change.Lock()
+	if err := s.names.change.lock(ctx); err != nil {
+		return 0, fmt.Errorf("clear namespace %q: %w", ns.get().Desc.Name, err)
+	}
+	if err := s.catalog.Err(); err != nil {
+		s.names.change.unlock()
+		return 0, fmt.Errorf("clear namespace %q: %w", ns.get().Desc.Name, err)
+	}
 	// While the gate is closed no block of the namespace is committed, so the
 	// records that are queued are all of the old epoch, and the clearing behind
 	// them in the queue covers them.
@@ -212,7 +255,7 @@ func (s *Store) Clear(ctx context.Context, nsID block.NamespaceID) (int64, error
 	next := *ns.state.Load()
 	next.Epoch++
 	var n int64
-	w := s.newRemovals()
+	w := &removals{} // the epoch in the headers says that they are void
 	var keys []block.Key
 	s.table.Range(1, func(_ block.Handle, e *index.Entry) bool {
 		if e.NS == nsID && (resident(e) || dirty(e)) {
@@ -226,8 +269,8 @@ func (s *Store) Clear(ctx context.Context, nsID block.NamespaceID) (int64, error
 		}
 	}
 	w.wg.Add(1)
-	s.commits.add(catalogOp{clear: &next, fin: func(err error) {
-		s.names.change.Unlock()
+	s.commits.add(catalogOp{clear: &next, keep: true, tell: func(err error) {
+		s.names.change.unlock()
 		w.fin(err)
 	}})
 	ns.state.Store(&next)

@@ -20,6 +20,22 @@
 //
 // What is looked up is the resident table in memory (index.Table); what is
 // durable is in the catalog (index.Catalog). A Store needs an xfer.Agent with
-// backends for DRAM to DRAM and DRAM to FILE or BLK, and starts one evictor per
-// tier, which alone decides what leaves.
+// backends for DRAM to DRAM and DRAM to FILE or BLK. Its goroutines end with
+// Close:
+//
+//   - one evictor per tier alone decides what leaves it. A pinned block stays in
+//     the lowest tier there is, and its policy is not told of it;
+//   - the committer writes records to the catalog, in the order of the
+//     transitions, and erases slot headers behind them;
+//   - the keeper of the catalog opens it again after it has failed. Meanwhile
+//     nothing new is recorded, and what must not be forgotten waits;
+//   - each device of G3 is attended to: one that fails or stalls is degraded or
+//     down, is left alone, and is probed until it is well again;
+//   - after a stop out of order a sweep erases headers in free room;
+//   - a scrub, when one is started, reads and compares all that is on G3.
+//
+// A slot's header is erased before the slot may be another block's, and is valid
+// only where it was written. So Repair, which makes a lost catalog anew from its
+// manifest and from the slabs, brings back what was committed and nothing that was
+// deleted. Verify reads all and changes nothing. Both need the store closed.
 package tiers

@@ -6,6 +6,7 @@ import (
 
 	"github.com/kvtier/kvtier/index"
 	"github.com/kvtier/kvtier/index/block"
+	"github.com/kvtier/kvtier/internal/invariants"
 )
 
 // DrainProgress says how far a drain is.
@@ -14,10 +15,11 @@ type DrainProgress struct {
 	Bytes       int64 // of payload written
 }
 
-// DrainResult says what a drain has kept. Left blocks are only in memory still.
+// DrainResult says what a drain has kept.
 type DrainResult struct {
-	Kept, Left int64
-	Bytes      int64
+	Kept  int64 // blocks that are on NVMe now
+	Left  int64 // blocks that are only in memory still
+	Bytes int64 // of payload kept
 }
 
 // drainBatch is how many bytes go down between two looks at the context.
@@ -89,6 +91,7 @@ func (s *Store) Drain(ctx context.Context, progress func(DrainProgress)) (DrainR
 			batch, lens = batch[:last], lens[:last]
 		}
 		full := 0
+		invariants.CrashAt("drain")
 		for i, err := range s.copyTo(ctx, s.g3, batch) {
 			if err == nil {
 				kept = append(kept, batch[i])

@@ -17,11 +17,17 @@ import (
 //   - Named keeps the entry: children know it as their parent.
 //   - An entry that was deleted while it had references is unlinked and flagged;
 //     whoever takes the last reference away frees its slots.
-//   - What a tier's policy must know is queued under the lock of the block's
-//     shard, so that arrivals and departures reach it in the order they happened.
+//   - What a tier's policy and the watchers must know is queued under the lock of
+//     the block's shard, so that arrivals and departures reach them in the order
+//     they happened.
 
-// flagDeleted marks an entry that was deleted while it was in use.
-const flagDeleted = 1
+// Flags of an entry.
+const (
+	flagDeleted   = 1 << iota // it was deleted while it was in use
+	flagPinned                // see pin.go
+	flagRecording             // the record of its copy in G3 is queued, and Place[ixG3] is that copy's
+	flagTentative             // no put of it was answered yet: the first one waits for G3
+)
 
 // Indices of the tiers in an entry's arrays.
 const (
@@ -98,11 +104,12 @@ type aftermath struct {
 func (s *Store) settle(h block.Handle, fn func(e *index.Entry)) {
 	for h != 0 {
 		var a aftermath
-		s.table.Settle(h, func(e *index.Entry) bool {
+		s.known(h, s.table.Settle(h, func(e *index.Entry) bool {
 			fn(e)
+			wantCounts(h, e)
 			a = s.reap(e)
 			return a.dead
-		})
+		}))
 		for ix, free := range a.free {
 			if free {
 				s.tier(ix).free(a.places[ix])
@@ -155,19 +162,45 @@ func (s *Store) kid(h block.Handle, ix int, delta int) {
 	if h == 0 || s.tier(ix) == nil {
 		return
 	}
-	s.table.Update(h, func(e *index.Entry) {
+	s.known(h, s.table.Update(h, func(e *index.Entry) {
 		if delta > 0 {
 			e.Kids[ix]++
 		} else {
 			e.Kids[ix]--
 		}
+		wantCounts(h, e)
 		if e.Kids[ix] == 0 || delta > 0 && e.Kids[ix] == 1 {
 			s.tier(ix).events.push(policyEvent{kind: evLeaf, h: h})
 		}
-	})
+	}))
 }
 
-// departure is a block that left a tier, to be told when the lock is released.
+// arrive tells policy and watchers of a block that has come into a tier, and
+// counts it. It runs under the shard's lock, and so is given the hash of the
+// parent, which another lock guards.
+func (s *Store) arrive(h block.Handle, e *index.Entry, ix int, parent block.Hash) {
+	t := s.tier(ix)
+	t.events.push(policyEvent{kind: evInsert, h: h})
+	s.pinArrived(e, ix)
+	t.blocks.Add(1)
+	t.payload.Add(int64(e.Len))
+	t.bytesIn.Add(int64(e.Len))
+	if !counted(e, 1-ix) {
+		s.names.count(e.NS, 1, int64(e.Len))
+	}
+	s.events.publish(s.event(block.EventStored, e, ix, parent))
+}
+
+// event is what watchers are told of a block in a tier.
+func (s *Store) event(kind block.EventKind, e *index.Entry, ix int, parent block.Hash) block.Event {
+	ev := block.Event{Kind: kind, NS: s.names.name(e.NS), Hash: e.Hash, Hlen: e.HashLen, Tier: s.tier(ix).id, Len: e.Len}
+	if e.Parent != 0 {
+		ev.Parent, ev.HasPar = parent, true
+	}
+	return ev
+}
+
+// departure is a block that left a tier, to be settled when the lock is released.
 type departure struct {
 	h      block.Handle
 	ix     int
@@ -178,19 +211,34 @@ type departure struct {
 	linger bool        // the slot is freed with the last reference
 }
 
-// leave takes a block out of a tier. It runs under the shard's lock; the caller
-// then calls departed. Until then Ops keeps the entry.
+// leave takes a block out of a tier and tells policy and watchers. It runs under
+// the shard's lock; the caller then calls departed. Until then Ops keeps the entry.
 func (s *Store) leave(h block.Handle, e *index.Entry, ix int, why block.Reason) departure {
 	d := departure{h: h, ix: ix, why: why, place: e.Place[ix], e: *e}
+	found := live(e, ix) // else its removal was told when it began to leave
 	e.State[ix] = index.SlotNone
 	e.Ops++
 	d.last = !counted(e, 1-ix)
 	s.tier(ix).events.push(policyEvent{kind: evRemove, h: h, why: why})
+	s.pinLeft(e, ix, d.last)
+	if found {
+		s.tellRemoved(e, ix, why)
+	}
 	return d
 }
 
+// tellRemoved tells watchers that a block is found no more in a tier. It runs
+// under the shard's lock as that becomes true: later the key may be another
+// entry's, which has told of itself.
+func (s *Store) tellRemoved(e *index.Entry, ix int, why block.Reason) {
+	ev := s.event(block.EventRemoved, e, ix, block.Hash{})
+	ev.HasPar = false // its hash is not at hand here
+	ev.Reason, ev.Last = why, !live(e, 1-ix)
+	s.events.publish(ev)
+}
+
 // departed does what follows from a departure outside the lock: frees the slot,
-// counts, tells the watchers and the parent. It returns the bytes that came free.
+// counts, tells the parent. It returns the bytes that came free.
 func (s *Store) departed(d departure) (freed int64) {
 	t := s.tier(d.ix)
 	if !d.linger {
@@ -209,20 +257,7 @@ func (s *Store) departed(d departure) (freed int64) {
 		s.names.count(d.e.NS, -1, -int64(d.e.Len))
 		s.removed[d.why].Add(1)
 	}
-	s.tell(block.EventRemoved, &d.e, t.id, d.why, d.last)
 	s.kid(d.e.Parent, d.ix, -1)
 	s.settle(d.h, func(e *index.Entry) { e.Ops-- })
 	return freed
-}
-
-// tell publishes an event about a block.
-func (s *Store) tell(kind block.EventKind, e *index.Entry, t block.TierID, why block.Reason, last bool) {
-	ev := block.Event{
-		Kind: kind, NS: s.names.name(e.NS), Hash: e.Hash, Hlen: e.HashLen,
-		Tier: t, Reason: why, Len: e.Len, Last: last,
-	}
-	if e.Parent != 0 {
-		s.table.View(e.Parent, func(p *index.Entry) { ev.Parent, ev.HasPar = p.Hash, true })
-	}
-	s.events.publish(ev)
 }

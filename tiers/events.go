@@ -2,6 +2,7 @@ package tiers
 
 import (
 	"context"
+	"math/rand/v2"
 	"sync"
 
 	"github.com/kvtier/kvtier/index/block"
@@ -10,15 +11,17 @@ import (
 // eventHub tells watchers what happens to blocks. Publishing never waits: the
 // events of the last while are in a ring, each watcher reads it at its own pace,
 // and one that is overtaken is told how much it missed and goes on from what is
-// left. The ring is there only while somebody watches.
+// left. The lock is held for a few stores only, since publishers hold the lock of
+// a shard meanwhile, and nobody who has it takes another.
 type eventHub struct {
-	size uint64 // events that the ring holds
-	mu   struct {
+	size        uint64 // events that the ring holds
+	incarnation uint64 // random, not 0: whose numbers the events have
+	mu          struct {
 		sync.Mutex
 		closed   bool
-		seq      uint64 // of the event published last; the first has 1
-		first    uint64 // lowest seq that the ring may hold
-		ring     []block.Event
+		seq      uint64        // of the event published last; the first has 1
+		first    uint64        // lowest seq that the ring may hold
+		ring     []block.Event // made for the first watcher, who may come back for what it missed
 		watchers map[*eventWatcher]struct{}
 		lost     int64
 	}
@@ -30,7 +33,8 @@ type eventWatcher struct {
 	wake   chan struct{} // buffer of 1
 }
 
-// defaultEventRing is how many events are kept for slow watchers.
+// defaultEventRing is how many events are kept for slow watchers, and for those
+// that come back: 8 MiB, 120 bytes an event.
 const defaultEventRing = 65536
 
 // eventBatch bounds what a watcher copies out of the ring while it holds the lock.
@@ -49,6 +53,9 @@ func newEventHub(size int) *eventHub {
 		size = defaultEventRing
 	}
 	h := &eventHub{size: uint64(size)}
+	for h.incarnation == 0 {
+		h.incarnation = rand.Uint64()
+	}
 	h.mu.first = 1
 	h.mu.watchers = make(map[*eventWatcher]struct{})
 	return h
@@ -75,24 +82,34 @@ func (h *eventHub) publish(ev block.Event) {
 }
 
 // watch calls fn for each event of the namespace of that name, "" for all, from
-// now on, until ctx ends, fn fails or the hub is closed, and returns why. ready,
-// if not nil, is called once, when nothing is missed any more. A watcher that
-// was overtaken gets an EventLost whose Count is the number of events that it
-// missed, those of other namespaces among them, and whose Seq is the last of
-// these.
-func (h *eventHub) watch(ctx context.Context, ns string, ready func(), fn func(block.Event) error) error {
+// where o asks it to, until ctx ends, fn fails or the hub is closed, and returns
+// why. snapshot, which is called when o asks for one and the watch does not go on
+// where it was, tells of what is there. A watcher that was overtaken gets an
+// EventLost whose Count is the number of events that it missed, those of other
+// namespaces among them, and whose Seq is the last of these.
+func (h *eventHub) watch(ctx context.Context, o block.WatchOptions, ns string, snapshot func(seq uint64) error, fn func(block.Event) error) error {
 	w := &eventWatcher{wake: make(chan struct{}, 1)}
-	if err := h.add(w); err != nil {
+	start, missed, err := h.add(w, &o)
+	if err != nil {
 		return err
 	}
 	defer h.remove(w)
-	if ready != nil {
-		ready()
+	if o.Ready != nil {
+		o.Ready(start)
+	}
+	switch {
+	case start.Resumed || o.Incarnation == 0 && !o.Snapshot:
+	case o.Snapshot:
+		err = snapshot(start.Seq)
+	default:
+		err = fn(block.Event{Seq: start.Seq, Kind: block.EventLost, NS: ns, Count: missed})
+	}
+	if err != nil {
+		return err
 	}
 	batch := make([]block.Event, 0, eventBatch)
 	for {
 		var lost uint64
-		var err error
 		if batch, lost, err = h.read(w, batch[:0]); err != nil {
 			return err
 		}
@@ -124,30 +141,70 @@ func (h *eventHub) watch(ctx context.Context, ns string, ready func(), fn func(b
 	}
 }
 
-// add makes w a watcher of what comes from now on.
-func (h *eventHub) add(w *eventWatcher) error {
+// add makes w a watcher of what comes from where it asks to go on, if the ring
+// holds that, else from as far back as it is of use. missed is how many events
+// lie between, if that can be said.
+func (h *eventHub) add(w *eventWatcher, o *block.WatchOptions) (start block.WatchStart, missed int64, err error) {
+	if err := h.provide(); err != nil {
+		return start, 0, err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.mu.closed {
+		return start, 0, block.ErrClosed
+	}
+	start = block.WatchStart{Incarnation: h.incarnation, Seq: h.mu.seq}
+	if o.Incarnation == h.incarnation && o.After <= h.mu.seq {
+		switch {
+		case o.After+1 >= h.mu.first:
+			start.Seq, start.Resumed = o.After, true
+		case !o.Snapshot:
+			start.Seq = h.mu.first - 1
+			missed = int64(start.Seq - o.After)
+			h.mu.lost += missed
+		}
+	}
+	w.cursor = start.Seq
+	h.mu.watchers[w] = struct{}{}
+	return start, missed, nil
+}
+
+// provide makes the ring if there is none. That takes a while, and publishers
+// do not wait for it.
+func (h *eventHub) provide() error {
+	h.mu.Lock()
+	closed, have := h.mu.closed, h.mu.ring != nil
+	h.mu.Unlock()
+	if closed {
+		return block.ErrClosed
+	}
+	if have {
+		return nil
+	}
+	ring := make([]block.Event, h.size)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.mu.ring == nil {
+		h.mu.ring = ring
+	}
+	return nil
+}
+
+// remove forgets a watcher. The ring stays: it may come back.
+func (h *eventHub) remove(w *eventWatcher) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.mu.watchers, w)
+}
+
+// err is block.ErrClosed when the hub is closed.
+func (h *eventHub) err() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.mu.closed {
 		return block.ErrClosed
 	}
-	if h.mu.ring == nil {
-		h.mu.ring = make([]block.Event, h.size)
-		h.mu.first = h.mu.seq + 1
-	}
-	w.cursor = h.mu.seq
-	h.mu.watchers[w] = struct{}{}
 	return nil
-}
-
-// remove forgets a watcher, and the ring with the last one.
-func (h *eventHub) remove(w *eventWatcher) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	delete(h.mu.watchers, w)
-	if len(h.mu.watchers) == 0 {
-		h.mu.ring = nil
-	}
 }
 
 // read moves a watcher on and appends to dst, as far as its capacity goes, what

@@ -15,15 +15,34 @@ type eventTester struct {
 	events chan block.Event
 	ended  chan error
 	cancel context.CancelFunc
+	start  block.WatchStart
 }
 
 func startWatch(t *testing.T, h *eventHub, ns string) *eventTester {
 	t.Helper()
+	return startWatchWith(t, h, ns, block.WatchOptions{})
+}
+
+// startWatchWith starts a watch whose snapshot is nothing but its end.
+func startWatchWith(t *testing.T, h *eventHub, ns string, o block.WatchOptions) *eventTester {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	w := &eventTester{events: make(chan block.Event), ended: make(chan error, 1), cancel: cancel}
 	ready := make(chan struct{})
+	o.Ready = func(start block.WatchStart) {
+		w.start = start
+		close(ready)
+	}
+	snapshot := func(seq uint64) error {
+		select {
+		case w.events <- block.Event{Kind: block.EventSnapshot, Seq: seq}:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 	go func() {
-		w.ended <- h.watch(ctx, ns, func() { close(ready) }, func(ev block.Event) error {
+		w.ended <- h.watch(ctx, o, ns, snapshot, func(ev block.Event) error {
 			select {
 			case w.events <- ev:
 				return nil
@@ -84,8 +103,8 @@ func TestEvents(t *testing.T) {
 				t.Errorf("watch ended with %v", err)
 			}
 		}
-		if h.mu.ring != nil || h.stats().Watchers != 0 {
-			t.Error("the ring outlives its watchers")
+		if h.stats().Watchers != 0 {
+			t.Error("a watcher that has ended is counted")
 		}
 		publishN(h, "a", 100)
 		again := startWatch(t, h, "")
@@ -125,6 +144,56 @@ func TestEventsLost(t *testing.T) {
 	})
 }
 
+// TestEventsResume: a watcher that comes back is told what it has missed, as far
+// as the ring goes.
+func TestEventsResume(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newEventHub(8)
+		publishN(h, "a", 3)
+		own, other := h.incarnation, h.incarnation+1
+		startWatchWith(t, h, "", block.WatchOptions{Incarnation: own, After: 3}).cancel() // nobody has watched yet
+		publishN(h, "a", 10)                                                              // 4 to 13, of which 6 to 13 are there
+		for _, c := range []struct {
+			name    string
+			o       block.WatchOptions
+			resumed bool
+			seq     uint64
+			tell    block.EventKind // first, unless resumed
+			count   int64
+		}{
+			{"the last", block.WatchOptions{Incarnation: own, After: 13}, true, 13, 0, 0},
+			{"some", block.WatchOptions{Incarnation: own, After: 9, Snapshot: true}, true, 9, 0, 0},
+			{"all that is there", block.WatchOptions{Incarnation: own, After: 5}, true, 5, 0, 0},
+			{"one too many", block.WatchOptions{Incarnation: own, After: 4}, false, 5, block.EventLost, 1},
+			{"one too many, snapshot", block.WatchOptions{Incarnation: own, After: 4, Snapshot: true}, false, 13, block.EventSnapshot, 0},
+			{"from the beginning", block.WatchOptions{Incarnation: own}, false, 5, block.EventLost, 5},
+			{"the future", block.WatchOptions{Incarnation: own, After: 14}, false, 13, block.EventLost, 0},
+			{"the end of numbers", block.WatchOptions{Incarnation: own, After: 1<<64 - 1}, false, 13, block.EventLost, 0},
+			{"another incarnation", block.WatchOptions{Incarnation: other, After: 9}, false, 13, block.EventLost, 0},
+			{"another incarnation, snapshot", block.WatchOptions{Incarnation: other, After: 9, Snapshot: true}, false, 13, block.EventSnapshot, 0},
+			{"a snapshot", block.WatchOptions{Snapshot: true}, false, 13, block.EventSnapshot, 0},
+		} {
+			lost := h.stats().Lost
+			w := startWatchWith(t, h, "", c.o)
+			if want := (block.WatchStart{Incarnation: own, Seq: c.seq, Resumed: c.resumed}); w.start != want {
+				t.Errorf("%s: begins with %+v, want %+v", c.name, w.start, want)
+			}
+			if !c.resumed {
+				if ev := <-w.events; ev.Kind != c.tell || ev.Seq != c.seq || ev.Count != c.count {
+					t.Errorf("%s: event %+v, want %v, %d up to %d", c.name, ev, c.tell, c.count, c.seq)
+				}
+			}
+			w.want(t, c.seq+1, int(13-c.seq))
+			w.wantNone(t)
+			if got := h.stats().Lost - lost; got != c.count {
+				t.Errorf("%s: %d events are counted as lost, want %d", c.name, got, c.count)
+			}
+			w.cancel()
+			<-w.ended
+		}
+	})
+}
+
 // TestEventsBacklog: more than one batch is read without being woken again.
 func TestEventsBacklog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -143,7 +212,9 @@ func TestEventsEnd(t *testing.T) {
 		w := startWatch(t, h, "")
 		bad := errors.New("stream broke")
 		failed := make(chan error, 1)
-		go func() { failed <- h.watch(t.Context(), "", nil, func(block.Event) error { return bad }) }()
+		go func() {
+			failed <- h.watch(t.Context(), block.WatchOptions{}, "", nil, func(block.Event) error { return bad })
+		}()
 		synctest.Wait()
 		publishN(h, "a", 1)
 		if err := <-failed; !errors.Is(err, bad) {
@@ -156,7 +227,7 @@ func TestEventsEnd(t *testing.T) {
 			t.Errorf("watch ended with %v, want %v", err, block.ErrClosed)
 		}
 		publishN(h, "a", 1)
-		if err := h.watch(t.Context(), "", nil, nil); !errors.Is(err, block.ErrClosed) {
+		if err := h.watch(t.Context(), block.WatchOptions{}, "", nil, nil); !errors.Is(err, block.ErrClosed) {
 			t.Errorf("watch after close: %v", err)
 		}
 	})
@@ -172,7 +243,8 @@ func TestEventsConcurrent(t *testing.T) {
 	for range 4 {
 		watching.Go(func() {
 			last := uint64(0)
-			err := h.watch(t.Context(), "", ready.Done, func(ev block.Event) error {
+			o := block.WatchOptions{Ready: func(block.WatchStart) { ready.Done() }}
+			err := h.watch(t.Context(), o, "", nil, func(ev block.Event) error {
 				step := uint64(1)
 				if ev.Kind == block.EventLost {
 					step = uint64(ev.Count)
@@ -214,7 +286,8 @@ func BenchmarkEventsPublish(b *testing.B) {
 				done := make(chan struct{})
 				go func() {
 					defer close(done)
-					h.watch(b.Context(), "", func() { close(ready) }, func(block.Event) error { return nil })
+					o := block.WatchOptions{Ready: func(block.WatchStart) { close(ready) }}
+					h.watch(b.Context(), o, "", nil, func(block.Event) error { return nil })
 				}()
 				<-ready
 				defer func() { h.close(); <-done }()

@@ -81,7 +81,7 @@ func (v *evictor) apply(ev policyEvent) {
 
 func (v *evictor) insert(h block.Handle) {
 	v.s.table.View(h, func(e *index.Entry) {
-		if counted(e, v.t.ix) {
+		if counted(e, v.t.ix) && !v.s.keeps(e, v.t.ix) {
 			v.p.Insert(h, v.s.facts(e))
 			v.p.Leaf(h, e.Kids[v.t.ix] == 0)
 		}
@@ -132,7 +132,7 @@ func (v *evictor) mayLeave(h block.Handle) (ok bool) {
 // it would be lost with this copy, its grace is over and no child of it is left
 // anywhere.
 func (s *Store) mayLeave(t *tier, e *index.Entry) bool {
-	if e.Refs > 0 || !live(e, t.ix) {
+	if e.Refs > 0 || !live(e, t.ix) || s.keeps(e, t.ix) {
 		return false
 	}
 	if live(e, 1-t.ix) || t.ix == ixG2 && s.g3 != nil {
@@ -160,7 +160,7 @@ func (v *evictor) vacate(size int64) (freed int64) {
 			break
 		}
 		tried[at] = true
-		if !slices.ContainsFunc(owners, v.pinned) {
+		if !slices.ContainsFunc(owners, v.stays) {
 			n, empty := v.clearOut(at, owners)
 			if freed += n; empty {
 				break
@@ -187,15 +187,21 @@ func (v *evictor) emptiest(size int64, tried map[extentAt]bool) (at extentAt, ow
 	return at, owners, ok
 }
 
-// pinned reports whether a slot's owner cannot leave, whatever else leaves.
-func (v *evictor) pinned(h block.Handle) (pinned bool) {
+// stays reports whether a slot's owner cannot leave, whatever else leaves.
+func (v *evictor) stays(h block.Handle) (stays bool) {
 	if h == reserved {
 		return true
 	}
 	v.s.table.View(h, func(e *index.Entry) {
-		pinned = e.Refs > 0 || !live(e, v.t.ix) || v.last(e) && v.s.graced(e)
+		stays = e.Refs > 0 || !live(e, v.t.ix) || v.last(e) && v.s.graced(e) || v.t.ix == ixG3 && isPinned(e)
 	})
-	return pinned
+	return stays
+}
+
+// keeps reports whether a block stays in the tier because it is pinned.
+func (v *evictor) keeps(h block.Handle) (keeps bool) {
+	v.s.table.View(h, func(e *index.Entry) { keeps = v.s.keeps(e, v.t.ix) })
+	return keeps
 }
 
 // last reports whether a block is lost when it leaves the tier.
@@ -218,6 +224,9 @@ func (v *evictor) clearOut(at extentAt, owners []block.Handle) (freed int64, emp
 		if moved += n; n == 0 {
 			left = append(left, h)
 		}
+	}
+	if slices.ContainsFunc(left, v.keeps) {
+		return freed, false
 	}
 	// A parent and its children may share the extent: the children go first.
 	for len(left) > 0 {
@@ -256,7 +265,7 @@ func (s *Store) evict(t *tier, hs []block.Handle) int64 {
 		return 0
 	}
 	if t.ix == ixG3 {
-		return s.dropG3(hs, block.Evicted)
+		return s.dropG3(hs)
 	}
 	var freed int64
 	var down []block.Handle
@@ -283,8 +292,9 @@ func (s *Store) evict(t *tier, hs []block.Handle) int64 {
 	for i, h := range held {
 		s.release(h)
 		// What can neither go down nor wait for room there is dropped: G3 may be
-		// full of blocks that stay for the sake of their children up here.
-		n, _ := s.dropG2(h, errs[i] != nil && (lostDevice(errs[i]) || errors.Is(errs[i], errNothingLeaves)))
+		// full of blocks that stay for the sake of their children up here, or the
+		// catalog out of order for nobody knows how long.
+		n, _ := s.dropG2(h, errs[i] != nil && (lostDevice(errs[i]) || errors.Is(errs[i], errNothingLeaves) || s.catalog.Err() != nil))
 		freed += n
 	}
 	return freed
@@ -317,18 +327,21 @@ func (s *Store) dropG2(h block.Handle, lastToo bool) (freed int64, last bool) {
 
 // mayDrop reports whether the last copy of a block may be dropped.
 func (s *Store) mayDrop(e *index.Entry) bool {
-	return !s.graced(e) && e.Kids[ixG2] == 0 && e.Kids[ixG3] == 0
+	return !isPinned(e) && !s.graced(e) && e.Kids[ixG2] == 0 && e.Kids[ixG3] == 0
 }
 
-// dropG3 takes blocks out of G3, those that may leave, and returns the bytes that
+// dropG3 evicts blocks from G3, those that may leave, and returns the bytes that
 // came free. Their slots come free when the drop of their records is synced.
-func (s *Store) dropG3(hs []block.Handle, why block.Reason) int64 {
+func (s *Store) dropG3(hs []block.Handle) int64 {
+	if s.catalog.Err() != nil {
+		return 0 // they would neither be served nor make room
+	}
 	done := make(chan int64, len(hs))
 	n := 0
 	for _, h := range hs {
 		s.table.Update(h, func(e *index.Entry) {
 			if s.mayLeave(s.g3, e) {
-				s.startLeave(h, e, why, func(bytes int64) { done <- bytes })
+				s.startLeave(h, e, block.Evicted, func(bytes int64) { done <- bytes })
 				n++
 			}
 		})
@@ -341,29 +354,31 @@ func (s *Store) dropG3(hs []block.Handle, why block.Reason) int64 {
 }
 
 // startLeave begins a block's way out of G3: from now on it is found no more,
-// and when the drop of its record is synced its slot comes free. It runs under
-// the shard's lock; fin gets the bytes that came free, 0 when the catalog failed:
-// then the slot stays taken until a restart, since the record may still be there.
-func (s *Store) startLeave(h block.Handle, e *index.Entry, why block.Reason, fin func(bytes int64)) {
+// and when the drop of its record is synced and its header erased its slot comes
+// free. It runs under the shard's lock; freed gets the bytes that came free, 0 when
+// the catalog failed: then that happens when it works again.
+func (s *Store) startLeave(h block.Handle, e *index.Entry, why block.Reason, freed func(bytes int64)) {
 	e.State[ixG3] = index.SlotLeaving
 	e.Ops++
-	key, hlen := block.Key{NS: e.NS, Hash: e.Hash}, int(e.HashLen)
-	s.commits.add(catalogOp{key: key, hlen: hlen, fin: func(err error) {
-		var d departure
-		var bytes int64
-		s.table.Update(h, func(e *index.Entry) {
-			if err == nil {
-				d = s.leave(h, e, ixG3, why)
-			}
-		})
-		if err == nil {
+	s.tellRemoved(e, ixG3, why)
+	var bytes int64
+	op := catalogOp{key: block.Key{NS: e.NS, Hash: e.Hash}, hlen: int(e.HashLen), keep: true}
+	op.erases(e.Place[ixG3], e.Len)
+	op.fin = func(err error) {
+		if err == nil || errors.Is(err, errUnerased) {
+			var d departure
+			s.table.Update(h, func(e *index.Entry) { d = s.leave(h, e, ixG3, why) })
 			bytes = s.departed(d)
-		} else {
-			s.g3.stir() // who waits for the record to be dropped does so in vain
 		}
 		s.settle(h, func(e *index.Entry) { e.Ops-- })
-		if fin != nil {
-			fin(bytes)
+	}
+	op.tell = func(err error) {
+		if err != nil {
+			s.g3.stir() // who waits for the record to be dropped does so in vain
 		}
-	}})
+		if freed != nil {
+			freed(bytes)
+		}
+	}
+	s.commits.add(op)
 }

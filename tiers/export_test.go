@@ -1,6 +1,9 @@
 package tiers
 
 import (
+	"errors"
+	"testing"
+
 	"github.com/kvtier/kvtier/index"
 	"github.com/kvtier/kvtier/index/block"
 )
@@ -35,8 +38,33 @@ func HoldCommits(s *Store) (release func()) {
 	return func() { close(free) }
 }
 
+// QueuedCommits is how many records wait for the committer.
+func QueuedCommits(s *Store) int {
+	s.commits.mu.Lock()
+	defer s.commits.mu.Unlock()
+	return len(s.commits.mu.ops)
+}
+
 // Catalog is the store's catalog.
 func Catalog(s *Store) *index.Catalog { return s.catalog }
+
+// PinnedSlots is what the slots of pinned blocks take, as it is counted.
+func PinnedSlots(s *Store) int64 { return s.pins.slots.Load() }
+
+// SealOf is what the header of a slot of G3 is sealed with.
+func SealOf(s *Store, p block.Place) Seal {
+	return s.g3.devs[p.Device()].slab.Seal(p.Offset())
+}
+
+// MakeV1 makes a slab in which nothing lies one of version 1.
+func MakeV1(path string) error {
+	s, err := OpenSlab(path, SlabOptions{})
+	if err != nil {
+		return err
+	}
+	s.super.version, s.super.salt = 1, [16]byte{}
+	return errors.Join(writeSuper(s.f, &s.super), s.Close())
+}
 
 // EvictG3 takes a block out of G3 as its evictor does, and answers when the drop
 // of its record is queued.
@@ -51,16 +79,29 @@ func EvictG3(s *Store, h block.Handle) (begun bool) {
 
 // DamagedG3 is what a reader does that found a copy in G3 damaged; e is the
 // entry as it was when the read began.
-func DamagedG3(s *Store, h block.Handle, e *index.Entry) { s.damagedG3(h, e, block.ErrCorrupt) }
+func DamagedG3(s *Store, h block.Handle, e *index.Entry) error {
+	return s.damagedG3(h, e, block.ErrCorrupt)
+}
 
 // Activity is a number that stays as it is only while nothing happens in the
 // store, and the number of the event published last.
 func Activity(s *Store) (work int64, seq uint64) {
-	s.moves.mu.Lock()
-	flights := len(s.moves.mu.m)
-	s.moves.mu.Unlock()
 	seq = s.events.stats().Published
-	return s.commits.rounds.Load() + int64(flights)<<32 + int64(seq)<<40, seq
+	return s.commits.rounds.Load() + int64(Flights(s))<<32 + int64(seq)<<40, seq
+}
+
+// Flights is how many copies are under way.
+func Flights(s *Store) int {
+	s.moves.mu.Lock()
+	defer s.moves.mu.Unlock()
+	return len(s.moves.mu.m)
+}
+
+// AwaitCommits waits until all that is queued for the catalog is written.
+func AwaitCommits(s *Store) {
+	done := make(chan struct{})
+	s.commits.add(catalogOp{fin: func(error) { close(done) }})
+	<-done
 }
 
 // Evict takes a block out of a tier as the tier's evictor does, and returns the
@@ -69,14 +110,53 @@ func Evict(s *Store, t block.TierID, h block.Handle) (freed int64) {
 	return s.evict(s.tier(index.TierIndex(t)), []block.Handle{h})
 }
 
-// BeforeFlush has before called ahead of each flush of a slab. It comes before
-// the first put.
-func BeforeFlush(s *Store, before func(device int)) {
+// WrapFlush has wrap called in the place of each flush of a slab, which it is
+// given. What wrap fails with, the device has failed with. It comes before the
+// first put.
+func WrapFlush(s *Store, wrap func(device int, path string, flush func() error) error) {
 	for i, slab := range s.slabs {
 		flush := slab.sync
-		slab.sync = func() error {
-			before(i)
-			return flush()
-		}
+		slab.sync = s.g3.devs[i].health.watchFlush(func() error { return wrap(i, slab.Path(), flush) })
 	}
+}
+
+// CloseUnclean closes a store as if it had not been in order.
+func CloseUnclean(t testing.TB, s *Store) {
+	t.Helper()
+	s.unswept.Store(true)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Unswept reports whether free room may have headers of blocks that have left.
+func Unswept(s *Store) bool { return s.unswept.Load() }
+
+// FlushSlabs flushes the slabs beside the committer.
+func FlushSlabs(s *Store) error {
+	var errs []error
+	for _, slab := range s.slabs {
+		errs = append(errs, slab.Flush())
+	}
+	return errors.Join(errs...)
+}
+
+// Sweep gives back the reservations whose time is over, as the sweeper does.
+func Sweep(s *Store) {
+	now := s.reservations.now()
+	for _, r := range s.reservations.takeIf(func(r *reservation) bool { return r.expires.Load() < now }) {
+		s.giveBack(r)
+	}
+}
+
+// PaddingOf is what lies behind a block's payload in its slot.
+func PaddingOf(s *Store, l block.Located) []byte {
+	size, header := SlotBytes(int64(l.Len))
+	b := make([]byte, size-header-int64(l.Len))
+	if l.Tier == block.G2 {
+		copy(b, s.g2.slot(l.Place, size)[size-int64(len(b)):])
+	} else if _, err := s.slabs[l.Place.Device()].f.ReadAt(b, s.slabs[l.Place.Device()].DataOffset()+l.Place.Offset()+size-int64(len(b))); err != nil {
+		panic(err)
+	}
+	return b
 }

@@ -24,14 +24,7 @@ type grip struct {
 	h      block.Handle // 0: a miss
 	e      index.Entry
 	reason block.MissReason
-	up     *upload // the read from G3 that it waits for
-	ix     int     // its place in up
-}
-
-// upload is a batch on its way from G3 to G2.
-type upload struct {
-	errs []error
-	done chan struct{}
+	up     *move // the copy from G3 that it waits for
 }
 
 // Get reads blocks in order; see api.Store.
@@ -60,7 +53,7 @@ func (s *Store) Get(ctx context.Context, nsID block.NamespaceID, hashLen int, wa
 	}()
 	taken := 0
 	take := func() []grip {
-		w := s.gripWindow(ctx, nsID, want[taken:], o)
+		w := s.gripWindow(nsID, want[taken:], o)
 		taken += len(w)
 		return w
 	}
@@ -86,27 +79,23 @@ func (s *Store) Get(ctx context.Context, nsID block.NamespaceID, hashLen int, wa
 }
 
 // gripWindow takes references on the next keys and sends for those in G3.
-func (s *Store) gripWindow(ctx context.Context, nsID block.NamespaceID, want []block.Wanted, o block.GetOptions) []grip {
+func (s *Store) gripWindow(nsID block.NamespaceID, want []block.Wanted, o block.GetOptions) []grip {
 	var w []grip
 	var bytes int64
 	var low []block.Handle
-	up := &upload{done: make(chan struct{})}
+	var at []int // in w
 	for i := 0; i < len(want) && len(w) < windowKeys && bytes < windowBytes; i++ {
 		g := s.grip(block.Key{NS: nsID, Hash: want[i].Hash})
 		if g.h != 0 {
 			bytes += int64(g.e.Len)
 			if !live(&g.e, ixG2) && !o.NoPromote {
-				g.up, g.ix = up, len(low)
-				low = append(low, g.h)
+				low, at = append(low, g.h), append(at, i)
 			}
 		}
 		w = append(w, g)
 	}
-	if len(low) > 0 {
-		s.wg.Go(func() {
-			defer close(up.done)
-			up.errs = s.copyTo(ctx, s.g2, low)
-		})
+	for j, m := range s.launch(s.g2, low) {
+		w[at[j]].up = m
 	}
 	return w
 }
@@ -134,13 +123,8 @@ func (s *Store) grip(k block.Key) (g grip) {
 	return g
 }
 
-// ungrip gives the reference back, after whatever reads on its behalf. It is
-// safe to call twice.
+// ungrip gives the reference back. It is safe to call twice.
 func (s *Store) ungrip(g *grip) {
-	if g.up != nil {
-		<-g.up.done
-		g.up = nil
-	}
 	if g.h != 0 {
 		s.release(g.h)
 		g.h = 0
@@ -165,14 +149,18 @@ func (s *Store) serve(ctx context.Context, hashLen int, w *block.Wanted, g *grip
 	if n == 0 {
 		n = int64(g.e.Len) - w.Offset
 	}
+	inPieces := o.Pieces && n > pieceBytes
 	if g.up != nil {
 		p.Tier = block.G3
-		select {
-		case <-g.up.done:
-		case <-ctx.Done():
-			return miss(block.MissDeadline)
+		if inPieces {
+			if served, why, err := s.serveRising(ctx, g, p, w.Offset, n, use); served {
+				if err == nil && why != block.Hit {
+					err = miss(why)
+				}
+				return err
+			}
 		}
-		switch err := g.up.errs[g.ix]; {
+		switch err := g.up.await(ctx, s.g2); {
 		case err == nil:
 			s.table.View(g.h, func(e *index.Entry) { g.e.Place, g.e.State = e.Place, e.State })
 		case errors.Is(err, block.ErrNoSpace):
@@ -182,28 +170,40 @@ func (s *Store) serve(ctx context.Context, hashLen int, w *block.Wanted, g *grip
 		}
 	}
 	size, header := SlotBytes(int64(g.e.Len))
-	if live(&g.e, ixG2) {
+	switch {
+	case live(&g.e, ixG2):
 		p.Bytes = s.g2.slot(g.e.Place[ixG2], size)[header+w.Offset:][:n]
-		if o.Verify && xxh3.Hash128(s.g2.slot(g.e.Place[ixG2], size)[header:][:g.e.Len]).Bytes() != g.e.Sum {
+		// Whoever gets a part cannot check it.
+		verify := o.Verify || n < int64(g.e.Len) && s.arena.Fd(0) >= 0
+		if verify && xxh3.Hash128(s.g2.slot(g.e.Place[ixG2], size)[header:][:g.e.Len]).Bytes() != g.e.Sum {
 			s.damagedG2(g.h, &g.e)
 			return miss(block.MissCorrupt)
 		}
-	} else {
-		buf, err := s.staging.get(ctx)
-		if err != nil {
-			return miss(block.MissDeadline)
-		}
-		defer s.staging.put(buf)
+	case inPieces:
 		p.Tier = block.G3
-		if err := s.readG3(ctx, g.h, &g.e, buf[:header], buf[header:size]); err != nil {
+		why, err := s.serveStaged(ctx, g, p, w.Offset, n, use)
+		if err == nil && why != block.Hit {
+			err = miss(why)
+		}
+		return err
+	default:
+		v, err := s.stage(ctx, g)
+		if err != nil {
 			return miss(missOf(err))
 		}
-		p.Bytes = buf[header+w.Offset:][:n]
+		defer s.part(v)
+		p.Tier = block.G3
+		p.Bytes = v.buf[header+w.Offset:][:n]
 	}
-	t := s.tier(index.TierIndex(p.Tier))
+	s.countHit(p.Tier, n)
+	return use(p)
+}
+
+// countHit counts a hit in a tier, of n bytes.
+func (s *Store) countHit(id block.TierID, n int64) {
+	t := s.tier(index.TierIndex(id))
 	t.hits.Add(1)
 	t.bytesOut.Add(n)
-	return use(p)
 }
 
 // missOf says which miss an error is.

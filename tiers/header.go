@@ -16,7 +16,7 @@ import (
 //
 //	offset bytes
 //	     0     8  magic "KVTSLOT\n"
-//	     8     2  version, 1
+//	     8     2  version, 2; 1 on a slab of version 1
 //	    10     1  hash length: 8, 16, 20 or 32
 //	    11     1  flags: 1 = a parent is given
 //	    12     4  payload length
@@ -29,13 +29,14 @@ import (
 //	    88    32  parent's hash, likewise; zero when none is given
 //	   120    32  digest of the namespace's descriptor
 //	   152    96  zero
-//	   248     8  xxhash64 of the 248 bytes before
+//	   248     8  xxhash64 of the salt and the place (see Seal), then of the 248
+//	              bytes before; in version 1 of those bytes alone
 //
 // Magic, version and checksum stay where they are in every version, so that an
 // unknown version is told from a damaged one.
 const (
 	headerMagic   = "KVTSLOT\n"
-	headerVersion = 1
+	headerVersion = 2 // of the headers on a slab of the same version
 	headerUsed    = 256
 	headerSumAt   = 248
 	headerZeroAt  = 152
@@ -68,6 +69,27 @@ type SlotHeader struct {
 	Sum       block.Sum
 }
 
+// Seal binds a slot header to its place. A header is one only there: a copy of
+// it, a write that went astray, or a payload that looks like a header has another
+// checksum than the place asks for. The salt is what nobody who puts blocks knows.
+type Seal struct {
+	Version uint16 // of the slab
+	Salt    [16]byte
+	Offset  int64 // of the slot, counted as Slab.DataOffset counts
+}
+
+// checksum is that of a header whose first 248 bytes are b.
+func (s *Seal) checksum(b []byte) uint64 {
+	if s.Version == 1 {
+		return xxhash.Sum64(b)
+	}
+	var all [16 + 8 + headerSumAt]byte
+	copy(all[:], s.Salt[:])
+	binary.LittleEndian.PutUint64(all[16:], uint64(s.Offset))
+	copy(all[24:], b)
+	return xxhash.Sum64(all[:])
+}
+
 // SlotBytes says how many bytes the slot of a payload takes, and how many of
 // them come before the payload for the header. Below 64 KiB both are rounded to
 // 512 bytes, so that small blocks waste little; from there on to 4096, so that
@@ -90,12 +112,12 @@ const (
 
 // EncodeHeader writes the header to dst, a whole header block, and zeros behind it.
 // It panics when dst is shorter than 256 bytes.
-func EncodeHeader(dst []byte, h *SlotHeader) {
+func EncodeHeader(dst []byte, h *SlotHeader, at Seal) {
 	clear(dst)
 	b := dst[:headerUsed]
 	copy(b, headerMagic)
 	le := binary.LittleEndian
-	le.PutUint16(b[8:], headerVersion)
+	le.PutUint16(b[8:], at.Version)
 	b[10] = h.HashLen
 	if h.HasParent {
 		b[11] = headerHasParent
@@ -109,13 +131,13 @@ func EncodeHeader(dst []byte, h *SlotHeader) {
 	copy(b[40:], h.Sum[:])
 	copy(b[56:], h.Hash[:])
 	copy(b[120:], h.Digest[:])
-	le.PutUint64(b[headerSumAt:], xxhash.Sum64(b[:headerSumAt]))
+	le.PutUint64(b[headerSumAt:], at.checksum(b[:headerSumAt]))
 }
 
 // DecodeHeader reads the header at the start of src. It fails with ErrNoSlot on
-// zeros, with ErrVersion on a whole header of an unknown version, and with
-// block.ErrCorrupt on anything else that EncodeHeader did not write.
-func DecodeHeader(src []byte) (SlotHeader, error) {
+// zeros, with ErrVersion on a whole header of a version that came later, and with
+// block.ErrCorrupt on anything else that EncodeHeader did not write with this seal.
+func DecodeHeader(src []byte, at Seal) (SlotHeader, error) {
 	var h SlotHeader
 	if len(src) < headerUsed {
 		return h, fmt.Errorf("%w: slot header of %d bytes, want %d", block.ErrCorrupt, len(src), headerUsed)
@@ -128,11 +150,14 @@ func DecodeHeader(src []byte) (SlotHeader, error) {
 		return h, fmt.Errorf("%w: slot header: magic %q", block.ErrCorrupt, b[:8])
 	}
 	le := binary.LittleEndian
-	if got, want := xxhash.Sum64(b[:headerSumAt]), le.Uint64(b[headerSumAt:]); got != want {
+	if got, want := at.checksum(b[:headerSumAt]), le.Uint64(b[headerSumAt:]); got != want {
 		return h, fmt.Errorf("%w: slot header: checksum %016x, want %016x", block.ErrCorrupt, got, want)
 	}
-	if v := le.Uint16(b[8:]); v != headerVersion {
-		return h, fmt.Errorf("slot header: %w %d, this program knows %d", ErrVersion, v, headerVersion)
+	switch v := le.Uint16(b[8:]); {
+	case v > headerVersion:
+		return h, fmt.Errorf("slot header: %w %d, this program knows up to %d", ErrVersion, v, headerVersion)
+	case v != at.Version:
+		return h, fmt.Errorf("%w: slot header: version %d on a slab of version %d", block.ErrCorrupt, v, at.Version)
 	}
 	h = SlotHeader{
 		Digest:    [32]byte(b[120:152]),

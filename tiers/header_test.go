@@ -5,10 +5,9 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"os"
 	"testing"
-
-	"github.com/cespare/xxhash/v2"
 
 	"github.com/kvtier/kvtier/index/block"
 )
@@ -37,21 +36,33 @@ func sampleHeader() SlotHeader {
 	return h
 }
 
-// TestHeaderGolden holds the layout: a slot written by any released version is
+// sampleSeal has a different byte in each place of salt and offset.
+func sampleSeal(version uint16) Seal {
+	at := Seal{Version: version, Offset: 0x0102030405060708}
+	for i := range at.Salt {
+		at.Salt[i] = 0xe0 + byte(i)
+	}
+	return at
+}
+
+// TestHeaderGolden holds the layouts: a slot written by any released version is
 // read by every later one.
 func TestHeaderGolden(t *testing.T) {
-	want, err := os.ReadFile("testdata/header_v1.hex")
-	if err != nil {
-		t.Fatal(err)
-	}
-	h := sampleHeader()
-	b := bytes.Repeat([]byte{0xff}, largeHeaderBytes)
-	EncodeHeader(b, &h)
-	if !allZero(b[headerUsed:]) {
-		t.Error("the rest of the header block is not zero")
-	}
-	if got := hex.Dump(b[:headerUsed]); got != string(want) {
-		t.Errorf("header is\n%s\nwant\n%s", got, want)
+	for _, version := range []uint16{1, 2} {
+		path := fmt.Sprintf("testdata/header_v%d.hex", version)
+		want, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		h := sampleHeader()
+		b := bytes.Repeat([]byte{0xff}, largeHeaderBytes)
+		EncodeHeader(b, &h, sampleSeal(version))
+		if !allZero(b[headerUsed:]) {
+			t.Error("the rest of the header block is not zero")
+		}
+		if got := hex.Dump(b[:headerUsed]); got != string(want) {
+			t.Errorf("%s: header is\n%s\nwant\n%s", path, got, want)
+		}
 	}
 }
 
@@ -60,12 +71,42 @@ func TestHeaderRoundTrip(t *testing.T) {
 	bare := SlotHeader{HashLen: 8, Len: 1, Slot: 1024}
 	for _, want := range []SlotHeader{full, bare} {
 		for _, size := range []int{headerUsed, smallHeaderBytes, largeHeaderBytes} {
-			b := make([]byte, size)
-			EncodeHeader(b, &want)
-			if got, err := DecodeHeader(b); err != nil || got != want {
-				t.Errorf("decode of %d bytes: %+v, %v, want %+v", size, got, err, want)
+			for _, version := range []uint16{1, 2} {
+				b := make([]byte, size)
+				EncodeHeader(b, &want, sampleSeal(version))
+				if got, err := DecodeHeader(b, sampleSeal(version)); err != nil || got != want {
+					t.Errorf("decode of %d bytes, version %d: %+v, %v, want %+v", size, version, got, err, want)
+				}
 			}
 		}
+	}
+}
+
+// TestHeaderElsewhere: a header is none on another slab or in another place, nor
+// where another version is expected.
+func TestHeaderElsewhere(t *testing.T) {
+	h := sampleHeader()
+	b := make([]byte, headerUsed)
+	EncodeHeader(b, &h, sampleSeal(2))
+	wrong := []Seal{sampleSeal(1)}
+	for bit := range 64 {
+		at := sampleSeal(2)
+		at.Offset ^= 1 << bit
+		wrong = append(wrong, at)
+	}
+	for i := range sampleSeal(2).Salt {
+		at := sampleSeal(2)
+		at.Salt[i] ^= 0x80
+		wrong = append(wrong, at)
+	}
+	for _, at := range wrong {
+		if _, err := DecodeHeader(b, at); !errors.Is(err, block.ErrCorrupt) {
+			t.Errorf("seal %x: %v", at, err)
+		}
+	}
+	EncodeHeader(b, &h, sampleSeal(1))
+	if _, err := DecodeHeader(b, sampleSeal(2)); !errors.Is(err, block.ErrCorrupt) {
+		t.Errorf("version 1 on a slab of version 2: %v", err)
 	}
 }
 
@@ -73,10 +114,10 @@ func TestHeaderRoundTrip(t *testing.T) {
 func TestHeaderFlips(t *testing.T) {
 	h := sampleHeader()
 	b := make([]byte, headerUsed)
-	EncodeHeader(b, &h)
+	EncodeHeader(b, &h, sampleSeal(headerVersion))
 	for bit := range headerUsed * 8 {
 		b[bit/8] ^= 1 << (bit % 8)
-		if _, err := DecodeHeader(b); !errors.Is(err, block.ErrCorrupt) {
+		if _, err := DecodeHeader(b, sampleSeal(headerVersion)); !errors.Is(err, block.ErrCorrupt) {
 			t.Errorf("bit %d of byte %d flipped: %v", bit%8, bit/8, err)
 		}
 		b[bit/8] ^= 1 << (bit % 8)
@@ -84,8 +125,9 @@ func TestHeaderFlips(t *testing.T) {
 }
 
 func TestHeaderRefused(t *testing.T) {
+	at := sampleSeal(headerVersion)
 	seal := func(b []byte) {
-		binary.LittleEndian.PutUint64(b[headerSumAt:], xxhash.Sum64(b[:headerSumAt]))
+		binary.LittleEndian.PutUint64(b[headerSumAt:], at.checksum(b[:headerSumAt]))
 	}
 	for _, c := range []struct {
 		name   string
@@ -96,9 +138,9 @@ func TestHeaderRefused(t *testing.T) {
 		{"empty", func([]byte) []byte { return nil }, block.ErrCorrupt},
 		{"invalidated", func(b []byte) []byte { clear(b); return b }, ErrNoSlot},
 		{"random", func(b []byte) []byte { return bytes.Repeat([]byte{0xa5}, len(b)) }, block.ErrCorrupt},
-		{"newer version", func(b []byte) []byte { b[8] = 2; seal(b); return b }, ErrVersion},
-		{"version 0", func(b []byte) []byte { b[8] = 0; seal(b); return b }, ErrVersion},
-		{"damaged version", func(b []byte) []byte { b[8] = 2; return b }, block.ErrCorrupt},
+		{"newer version", func(b []byte) []byte { b[8] = 3; seal(b); return b }, ErrVersion},
+		{"older version", func(b []byte) []byte { b[8] = 1; seal(b); return b }, block.ErrCorrupt},
+		{"damaged version", func(b []byte) []byte { b[8] = 3; return b }, block.ErrCorrupt},
 		{"hash length", func(b []byte) []byte { b[10] = 9; seal(b); return b }, block.ErrCorrupt},
 		{"flags", func(b []byte) []byte { b[11] |= 2; seal(b); return b }, block.ErrCorrupt},
 		{"parent without flag", func(b []byte) []byte { b[11] = 0; seal(b); return b }, block.ErrCorrupt},
@@ -109,8 +151,8 @@ func TestHeaderRefused(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			h := sampleHeader()
 			b := make([]byte, smallHeaderBytes)
-			EncodeHeader(b, &h)
-			got, err := DecodeHeader(c.change(b))
+			EncodeHeader(b, &h, sampleSeal(headerVersion))
+			got, err := DecodeHeader(c.change(b), sampleSeal(headerVersion))
 			if !errors.Is(err, c.want) {
 				t.Errorf("error %v, want %v", err, c.want)
 			}
@@ -150,17 +192,21 @@ func TestSlotBytes(t *testing.T) {
 func FuzzHeader(f *testing.F) {
 	h := sampleHeader()
 	b := make([]byte, smallHeaderBytes)
-	EncodeHeader(b, &h)
+	EncodeHeader(b, &h, sampleSeal(headerVersion))
 	f.Add(b, false)
 	f.Add(b[:headerUsed], true)
 	f.Add(make([]byte, headerUsed), false)
 	f.Fuzz(func(t *testing.T, b []byte, seal bool) {
+		at := sampleSeal(headerVersion)
+		if len(b) > 8 && b[8] == 1 {
+			at = sampleSeal(1)
+		}
 		if seal && len(b) >= headerUsed { // get past magic and checksum
 			copy(b, headerMagic)
-			b[8], b[9] = headerVersion, 0
-			binary.LittleEndian.PutUint64(b[headerSumAt:], xxhash.Sum64(b[:headerSumAt]))
+			b[8], b[9] = byte(at.Version), 0
+			binary.LittleEndian.PutUint64(b[headerSumAt:], at.checksum(b[:headerSumAt]))
 		}
-		h, err := DecodeHeader(b)
+		h, err := DecodeHeader(b, at)
 		if err != nil {
 			if !errors.Is(err, block.ErrCorrupt) && !errors.Is(err, ErrVersion) {
 				t.Fatalf("error %v has no class", err)
@@ -168,7 +214,7 @@ func FuzzHeader(f *testing.F) {
 			return
 		}
 		again := make([]byte, headerUsed)
-		EncodeHeader(again, &h)
+		EncodeHeader(again, &h, at)
 		if !bytes.Equal(again, b[:headerUsed]) {
 			t.Fatalf("encodes as\n%s\nfrom\n%s", hex.Dump(again), hex.Dump(b[:headerUsed]))
 		}
@@ -177,20 +223,20 @@ func FuzzHeader(f *testing.F) {
 
 func BenchmarkHeaderEncode(b *testing.B) {
 	h := sampleHeader()
-	dst := make([]byte, smallHeaderBytes)
+	dst, at := make([]byte, smallHeaderBytes), sampleSeal(headerVersion)
 	b.ReportAllocs()
 	for b.Loop() {
-		EncodeHeader(dst, &h)
+		EncodeHeader(dst, &h, at)
 	}
 }
 
 func BenchmarkHeaderDecode(b *testing.B) {
 	h := sampleHeader()
-	src := make([]byte, smallHeaderBytes)
-	EncodeHeader(src, &h)
+	src, at := make([]byte, smallHeaderBytes), sampleSeal(headerVersion)
+	EncodeHeader(src, &h, at)
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := DecodeHeader(src); err != nil {
+		if _, err := DecodeHeader(src, at); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kvtier/kvtier/index/block"
+	"github.com/kvtier/kvtier/internal/invariants"
 )
 
 // Leases says who may go on reading which blocks, and until when. A lease has a
@@ -28,6 +29,7 @@ type Leases struct {
 		byID      map[uint64]*leaseRecord
 		bySession map[uint64]map[uint64]*leaseRecord
 		due       leaseHeap
+		awaited   time.Time // what Next answered last; zero: none
 		stats     LeaseStats
 	}
 }
@@ -172,13 +174,15 @@ func (l *Leases) Next() (at time.Time, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if len(l.mu.due) == 0 {
+		l.mu.awaited = time.Time{}
 		return time.Time{}, false
 	}
-	return l.mu.due[0].expires, true
+	l.mu.awaited = l.mu.due[0].expires
+	return l.mu.awaited, true
 }
 
-// Earlier receives when what Next answers may have become earlier. It is for
-// the one goroutine that calls Expire.
+// Earlier receives when what Next answers has become earlier than what it answered
+// last. It is for the one goroutine that calls Next and Expire.
 func (l *Leases) Earlier() <-chan struct{} { return l.earlier }
 
 // Stats is a snapshot of the counters.
@@ -208,10 +212,15 @@ func (l *Leases) drop(r *leaseRecord) {
 	heap.Remove(&l.mu.due, r.at)
 	l.mu.stats.Leases--
 	l.mu.stats.Handles -= len(r.handles)
+	if st := &l.mu.stats; invariants.Enabled && (st.Leases != len(l.mu.byID) || st.Handles < 0) {
+		panic(fmt.Sprintf("tiers: %d leases on %d blocks are counted, %d are known", st.Leases, st.Handles, len(l.mu.byID)))
+	}
 }
 
+// tellEarlier tells of a lease that is due before what is waited for: waking who waits
+// costs more than all else about a lease, and most end before their time.
 func (l *Leases) tellEarlier(r *leaseRecord) {
-	if r.at != 0 {
+	if at := l.mu.awaited; r.at != 0 || !at.IsZero() && !r.expires.Before(at) {
 		return
 	}
 	select {

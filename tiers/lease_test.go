@@ -121,6 +121,25 @@ func TestLeaseEarlier(t *testing.T) {
 		if !told() || told() {
 			t.Error("two leases want to be told once")
 		}
+		if at, ok := l.Next(); !ok || time.Until(at) != time.Microsecond {
+			t.Errorf("next %v, %v", at, ok)
+		}
+		// Who waits for one that has ended looks again by itself, and needs no waking before.
+		l.Expire(time.Now().Add(2 * time.Hour))
+		c := mustGrant(t, l, 0, time.Minute, 5)
+		if told() {
+			t.Error("told of a lease that is due after what is waited for")
+		}
+		if _, err := l.Release(c.ID); err != nil {
+			t.Fatal(err)
+		}
+		if at, ok := l.Next(); ok {
+			t.Errorf("next %v without a lease", at)
+		}
+		mustGrant(t, l, 0, time.Minute, 6)
+		if !told() {
+			t.Error("not told of the first lease after none")
+		}
 	})
 }
 

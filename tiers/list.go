@@ -3,7 +3,6 @@ package tiers
 import (
 	"context"
 	"fmt"
-	"strconv"
 	"time"
 
 	"github.com/kvtier/kvtier/index"
@@ -22,11 +21,11 @@ func (s *Store) List(ctx context.Context, nsID block.NamespaceID, cursor string,
 	}
 	from := block.Handle(1)
 	if cursor != "" {
-		last, err := strconv.ParseUint(cursor, 36, 32)
+		last, err := parseCursor(cursor)
 		if err != nil {
-			return nil, "", fmt.Errorf("list: %w: cursor %q", block.ErrInvalid, cursor)
+			return nil, "", fmt.Errorf("list: %w", err)
 		}
-		from = block.Handle(last) + 1
+		from = last + 1
 	}
 	now := nowUnix()
 	looked := 0
@@ -40,11 +39,11 @@ func (s *Store) List(ctx context.Context, nsID block.NamespaceID, cursor string,
 			return true
 		}
 		if len(entries) == limit {
-			next = strconv.FormatUint(uint64(last), 36)
+			next = formatCursor(last)
 			return false
 		}
 		last = h
-		le := block.ListEntry{Hash: e.Hash, Len: e.Len, Sum: e.Sum}
+		le := block.ListEntry{Hash: e.Hash, Len: e.Len, Sum: e.Sum, Pinned: isPinned(e)}
 		for ix, id := range [...]block.TierID{block.G2, block.G3} {
 			if live(e, ix) {
 				le.Tiers = append(le.Tiers, id)
@@ -61,17 +60,4 @@ func (s *Store) List(ctx context.Context, nsID block.NamespaceID, cursor string,
 		return nil, "", fmt.Errorf("list: %w", err)
 	}
 	return entries, next, nil
-}
-
-// Watch calls fn for each event of a namespace; see api.Store.
-func (s *Store) Watch(ctx context.Context, nsID block.NamespaceID, ready func(), fn func(block.Event) error) error {
-	name := ""
-	if nsID != 0 {
-		n, err := s.names.byID(nsID)
-		if err != nil {
-			return fmt.Errorf("watch: %w", err)
-		}
-		name = n.get().Desc.Name
-	}
-	return s.events.watch(ctx, name, ready, fn)
 }

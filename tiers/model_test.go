@@ -1,200 +1,332 @@
 package tiers_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
-	"path/filepath"
+	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/kvtier/kvtier/api/apitest"
 	"github.com/kvtier/kvtier/index/block"
 	"github.com/kvtier/kvtier/tiers"
-	"github.com/kvtier/kvtier/xfer"
 	"github.com/kvtier/kvtier/xfer/xfertest"
 )
 
 var (
-	modelSeeds = flag.Int("model.seeds", 14, "how many seeds TestModel runs")
+	modelSeeds = flag.Int("model.seeds", 0, "how many seeds TestModel runs; 0: 100, or 1,000 when KVTIER_SOAK=1, and a tenth with -race or -short")
 	modelSeed  = flag.Uint64("model.seed", 0, "run TestModel with this seed only")
 )
 
 // TestModel does random things to a store from several goroutines and compares
 // it with a model of a store that may lose blocks, but not in silence:
 //
-//   - a hit has the bytes of the version that was put last, and a version that
-//     was deleted never comes back, also not after a restart;
-//   - a leased block is a hit;
-//   - where a block is, is what the events say: in each tier it came in as often
-//     as it left, or once more when it is there;
+//   - a hit has the bytes of the version that was put last, whole or a range of
+//     them, and what was deleted, cleared or has expired never comes back, also not
+//     after a restart or a loss of power;
+//   - a block that is leased, pinned, or within its grace is a hit;
+//   - the bytes that a get hands out stay what they are until it ends, whatever
+//     happens to the block meanwhile;
+//   - what is acknowledged was stored, and where a block is, is what the events
+//     say: in each tier it came in as often as it left, or once more when it is there;
 //   - what was in G3 when the store was closed at rest is there when it is opened
-//     again, and nothing else is;
+//     again, and nothing else is; what was acknowledged as durable is there after
+//     the power was lost, and what is listed can be read;
 //   - in the end all counters are zero.
 //
-// The length of a block says its version, so that events and reads can be told
-// apart. Some seeds have a device that fails now and then.
+// The seed fixes the configuration, the operations of each goroutine, the faults
+// and when they come, and how each phase ends; what goroutines do to each other is
+// left to the scheduler. The length of a block says its version, so that events and
+// reads can be told apart.
 func TestModel(t *testing.T) {
-	first, n := uint64(1), uint64(*modelSeeds)
+	first, n := uint64(1), uint64(modelRuns())
 	if *modelSeed != 0 {
 		first, n = *modelSeed, 1
 	}
+	var all modelSum
+	t.Cleanup(func() { t.Attr("did", all.String()) }) // when every seed has run
 	for seed := first; seed < first+n; seed++ {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
 			t.Parallel()
-			newModel(t, seed).run()
+			m := newModel(t, seed, drawConf(seed))
+			m.run()
+			m.Log(m.summary())
+			all.add(m)
 		})
 	}
 }
 
+// modelSum is what all runs did together.
+type modelSum struct {
+	mu                     sync.Mutex
+	seeds, remote, ops     int64
+	restarts, faults       map[string]int
+	misses, removed        map[string]int64
+	sectorsKept, sectorsOf int
+}
+
+func (s *modelSum) add(m *model) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.seeds++; s.seeds == 1 {
+		s.restarts, s.faults, s.misses, s.removed = map[string]int{}, map[string]int{}, map[string]int64{}, map[string]int64{}
+	}
+	if m.conf.grpc {
+		s.remote++
+	}
+	for kind := range m.counts {
+		s.ops += m.counts[kind].Load()
+	}
+	sumUp(s.restarts, m.restarts)
+	sumUp(s.faults, m.injected())
+	sumUp(s.misses, m.misses)
+	sumUp(s.removed, m.removed)
+	s.sectorsKept += m.sectors[0]
+	s.sectorsOf += m.sectors[0] + m.sectors[1]
+}
+
+func sumUp[N int | int64](sum, with map[string]N) {
+	for what, n := range with {
+		sum[what] += n
+	}
+}
+
+func (s *modelSum) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return fmt.Sprintf("%d seeds, %d of them through gRPC, %d operations; ends %v; faults %v; %d of %d sectors kept when the power went; misses %v; removed %v",
+		s.seeds, s.remote, s.ops, s.restarts, s.faults, s.sectorsKept, s.sectorsOf, s.misses, s.removed)
+}
+
+func modelRuns() int {
+	n := 100
+	switch {
+	case *modelSeeds > 0:
+		return *modelSeeds
+	case os.Getenv("KVTIER_SOAK") == "1":
+		n = 1000
+	}
+	if raceEnabled || testing.Short() {
+		n /= 10
+	}
+	return n
+}
+
 const (
-	modelKeys    = 240
-	modelWorkers = 4
-	modelSteps   = 120
+	modelKeys    = 96 // in the first namespace
+	modelCleared = 12 // in the second, which is cleared now and then
+	modelWorkers = 3
+	modelSteps   = 40
 	modelPhases  = 3
 )
 
 type model struct {
-	*testing.T
-	rand  *rand.Rand
-	fault xfertest.Fault // of the device; 0: none
-	opts  tiers.Options
-	s     *tiers.Store
-	ns    block.Namespace
-	keys  [modelKeys]modelKey
+	testing.TB
+	conf modelConf
+	rand *rand.Rand
+	keys [modelKeys + modelCleared]modelKey
 
+	faults   xfertest.Injector
+	fs       *vfs.MemFS // of the catalog; nil: the host's
+	deaf     bool       // nobody tells the medium of flushes, so that a loss of power must show
+	volatile *xfertest.Volatile
+
+	life    *span
+	s       *tiers.Store
+	c       apitest.Caller // the store, or a client of it
+	ns      [2]block.Namespace
 	watched chan struct{} // closed when the store's watcher has ended
 
-	mu struct {
-		sync.Mutex
-		there map[modelCopy]int // by what the events say
-		seq   uint64
-		lost  bool
-	}
+	// crashed: the power is gone, and what the store still answers is void.
+	crashed  atomic.Bool
+	done     atomic.Int64 // operations of this phase
+	told     told
+	counts   [modelOps]atomic.Int64
+	restarts map[string]int
+	misses   map[string]int64
+	removed  map[string]int64 // blocks that left for good, by reason
+	sectors  [2]int           // kept and lost with the power
 }
 
 // modelKey is one key; the worker that owns it puts and deletes it.
 type modelKey struct {
 	version atomic.Int64 // that is or may be there; lower ones are dead
-	put     bool         // this version was put at least once
+	durable atomic.Int64 // version that was acknowledged as durable, plus 1
+	tried   atomic.Int64 // version whose deletion was begun, plus 1
+	until   atomic.Int64 // from this second on a hit is wrong; 0: not known
+	acked   bool         // this version was put; the owner's
+	pinned  bool         // likewise
+	snap    struct {     // when the power went
+		version, durable int64
+	}
 }
 
-// modelCopy is one version of a key in one tier.
-type modelCopy struct {
-	hash block.Hash
-	len  uint32
-	tier block.TierID
+// mortal says whether a key is always put with a time to live.
+func mortal(i int) bool { return i%8 == 7 }
+
+// sure says whether nothing but the store's own eviction may take a block away.
+func (k *modelKey) sure(version int64) bool {
+	return k.version.Load() == version && k.tried.Load() != version+1
 }
 
-func newModel(t *testing.T, seed uint64) *model {
-	m := &model{T: t, rand: rand.New(rand.NewPCG(seed, 1))}
-	m.mu.there = map[modelCopy]int{}
-	dir := t.TempDir()
-	m.opts = tiers.Options{
-		Dir: filepath.Join(dir, "data"), DRAM: 16 << 20, Agent: newAgent(t),
-		Slabs: []tiers.SlabSpec{{Path: filepath.Join(dir, "s0"), Bytes: 32 << 20}, {Path: filepath.Join(dir, "s1"), Bytes: 32 << 20}},
+// span is a part of a test that ends before the test does.
+type span struct {
+	testing.TB
+	mu   sync.Mutex
+	ends []func()
+}
+
+func (s *span) Cleanup(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ends = append(s.ends, f)
+}
+
+// end cleans up what was made for the span, the last first.
+func (s *span) end() {
+	for i := len(s.ends) - 1; i >= 0; i-- {
+		s.ends[i]()
 	}
-	if seed%2 == 0 {
-		m.opts.DRAM = 32 << 20
-		m.opts.Slabs = m.opts.Slabs[:1]
-	}
-	rules := map[uint64]xfertest.Rule{
-		3: {Fault: xfertest.Fail, Chance: 0.05, Seed: seed},
-		4: {Fault: xfertest.Short, Chance: 0.05, Seed: seed},
-		5: {Fault: xfertest.Corrupt, Chance: 0.02, Seed: seed, Ops: []xfer.Op{xfer.Read}},
-		6: {Fault: xfertest.Corrupt, Chance: 0.02, Seed: seed, Ops: []xfer.Op{xfer.Write}},
-	}
-	if r, ok := rules[seed%7]; ok {
-		m.fault = r.Fault
-		m.opts.Agent = failing(t, r)
+	s.ends = nil
+}
+
+func newModel(t testing.TB, seed uint64, conf modelConf) *model {
+	m := &model{TB: t, conf: conf, rand: rand.New(rand.NewPCG(seed, 2)), restarts: map[string]int{}, misses: map[string]int64{}, removed: map[string]int64{}}
+	m.conf.place(t)
+	if conf.inMemory {
+		m.fs = crashableDir(t, m.conf.opts.Dir)
 	}
 	return m
 }
 
-func (m *model) len(i int, version int64) int {
-	return []int{700, 5000, 70_000, 300_000, 1 << 20}[i%5] + int(version)
-}
-
-func (m *model) data(i int, version int64) []byte {
-	return payload(i<<8|int(version), m.len(i, version))
+// errorf reports what is wrong, unless the power is gone.
+func (m *model) errorf(format string, args ...any) {
+	m.Helper()
+	if !m.crashed.Load() {
+		m.Errorf(format, args...)
+	}
 }
 
 func (m *model) run() {
 	for phase := range modelPhases {
-		m.open(phase == 0)
-		var wg sync.WaitGroup
-		for w := range modelWorkers {
-			r := rand.New(rand.NewPCG(m.rand.Uint64(), uint64(w)))
-			wg.Go(func() {
-				for range modelSteps {
-					m.step(w, r)
-				}
-			})
-		}
-		wg.Wait()
-		switch {
-		case phase == modelPhases-1:
-			m.rest()
-			wantEmpty(m.T, m.s)
-			m.close()
-		case m.rand.IntN(3) == 0: // in the middle of its own work
-			m.close()
-			m.open(false)
-			m.look()
-			m.close()
-		default:
+		m.open()
+		end := m.conf.ends[phase]
+		m.work(end)
+		m.restarts[end]++
+		switch end {
+		case endPower:
+			m.afterPowerLoss()
+		case endAmid:
+			m.amid()
+		case endRest:
 			if m.rand.IntN(2) == 0 {
 				m.drain()
 			}
 			before := m.rest()
 			m.close()
-			m.open(false)
+			m.open()
 			m.survived(before)
 			m.close()
 		}
+		if m.Failed() {
+			break
+		}
 	}
-	if st := m.s.Stats(); st.Corrupt != 0 && m.fault != xfertest.Corrupt {
-		m.Errorf("%d blocks were corrupt", st.Corrupt)
+	m.open()
+	wantEmpty(m.TB, m.s)
+	if st := m.s.Stats(); st.Pinned+st.PinnedBytes != 0 {
+		m.Errorf("nothing is there, and %d blocks of %d bytes are pinned", st.Pinned, st.PinnedBytes)
 	}
+	m.close()
 }
 
-func (m *model) open(first bool) {
-	m.s = openStore(m.T, m.opts)
-	if first {
-		m.ns = space(m.T, m.s, "model", 2<<20)
+// work lets the workers do what was drawn for them, with the weather that was
+// drawn, and takes the power away meanwhile when the phase is to end so.
+func (m *model) work(end string) {
+	lists := make([][]modelOp, modelWorkers)
+	for w := range lists {
+		lists[w] = drawOps(m.rand, w)
 	}
-	// What is there from before came in without an event that anybody saw.
-	m.mu.there, m.mu.seq = map[modelCopy]int{}, 0
+	gusts := m.conf.drawGusts(m.rand)
+	crashAt, crashRand := int64(-1), rand.New(rand.NewPCG(m.rand.Uint64(), 0))
+	if end == endPower {
+		crashAt = 10 + m.rand.Int64N(modelWorkers*modelSteps-20)
+	}
+	m.done.Store(0)
+	calm, weather := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(weather)
+		m.blow(gusts, calm)
+	}()
+	var wg sync.WaitGroup
+	dark := make(chan struct{})
+	for w, ops := range lists {
+		wg.Go(func() {
+			worker := &modelWorker{model: m, id: w}
+			for _, op := range ops {
+				if m.crashed.Load() {
+					return
+				}
+				m.counts[op.kind].Add(1)
+				modelDo[op.kind](worker, rand.New(rand.NewPCG(op.seed, 0)))
+				if m.done.Add(1) == crashAt {
+					close(dark)
+				}
+			}
+		})
+	}
+	if end == endPower {
+		<-dark
+		m.losePower(crashRand)
+	}
+	wg.Wait()
+	close(calm)
+	<-weather
+}
+
+func (m *model) open() {
+	m.life = &span{TB: m.TB}
+	o := m.conf.opts
+	o.Agent, m.volatile = m.agent()
+	o.Catalog = m.catalog()
+	m.s = openStore(m.life, o)
+	m.c = m.s
+	if m.volatile != nil && !m.deaf {
+		tiers.WrapFlush(m.s, func(_ int, path string, flush func() error) error { return m.volatile.Flush(path, flush) })
+	}
+	if m.conf.grpc {
+		m.c = apitest.Remote(m.life, m.s)
+	}
+	for i, name := range []string{"model", "cleared"} {
+		m.ns[i] = space(m.TB, m.s, name, 4<<20)
+	}
+	m.watch()
+}
+
+// watch has a store's events counted, from what is there on: it came in without
+// an event that anybody saw.
+func (m *model) watch() {
+	m.told.begin()
 	for i := range m.keys {
-		for _, l := range placesOf(m.T, m.s, m.ns, i) {
-			m.mu.there[modelCopy{hashOf(i), l.Len, l.Tier}]++
+		k := &m.keys[i]
+		k.acked, k.pinned = false, k.pinned && m.conf.durable() // in memory a pin ends with the store
+		for _, l := range placesOf(m.TB, m.s, m.space(i), i) {
+			m.told.present(modelCopy{hashOf(i), l.Len, l.Tier})
 		}
 	}
 	ready, watched := make(chan struct{}), make(chan struct{})
 	m.watched = watched
 	s := m.s
-	watch := func(ev block.Event) error {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.mu.seq = ev.Seq
-		k := modelCopy{ev.Hash, ev.Len, ev.Tier}
-		switch ev.Kind {
-		case block.EventStored:
-			m.mu.there[k]++
-		case block.EventRemoved:
-			m.mu.there[k]--
-		case block.EventLost:
-			m.mu.lost = true
-		}
-		return nil
-	}
 	go func() {
 		defer close(watched)
-		if err := s.Watch(context.Background(), m.ns.ID, func() { close(ready) }, watch); !errors.Is(err, block.ErrClosed) {
+		o := block.WatchOptions{Ready: func(block.WatchStart) { close(ready) }}
+		if err := s.Watch(context.Background(), o, func(ev block.Event) error { m.told.event(m, &ev); return nil }); !errors.Is(err, block.ErrClosed) {
 			m.Errorf("watch: %v", err)
 		}
 	}()
@@ -202,247 +334,37 @@ func (m *model) open(first bool) {
 }
 
 func (m *model) close() {
-	if err := m.s.Close(); err != nil {
-		m.Fatal(err)
-	}
+	m.life.end()
 	<-m.watched
-}
-
-// step does one thing. Worker w owns the keys that are w modulo the workers.
-func (m *model) step(w int, r *rand.Rand) {
-	mine := r.IntN(modelKeys/modelWorkers)*modelWorkers + w
-	switch p := r.IntN(100); {
-	case p < 40:
-		m.put(mine, r)
-	case p < 48:
-		m.delete(mine)
-	case p < 75:
-		m.get(r)
-	case p < 85:
-		m.lease(mine, r)
-	case p < 90:
-		m.prefetch(r)
-	case p < 95:
-		m.conflict(mine)
-	default:
-		id, _, err := m.s.Reserve(m.Context(), m.ns.ID, hashLen, hashOf(modelKeys+mine), 40_000, block.PutOptions{Session: uint64(w + 1)})
-		if err == nil && r.IntN(2) == 0 {
-			m.s.Abort([]uint64{id.ID})
-		}
-		m.s.EndSession(uint64(w + 1))
+	st := m.s.Stats()
+	if st.Corrupt != 0 && !m.conf.spoils {
+		m.Errorf("%d blocks were corrupt", st.Corrupt)
+	}
+	for reason, n := range st.Misses {
+		m.misses[reason] += n
+	}
+	for reason, n := range st.Removed {
+		m.removed[reason] += n
 	}
 }
 
-func (m *model) put(i int, r *rand.Rand) {
-	o := block.PutOptions{Durable: block.TierID(2 + r.IntN(2))}
-	if r.IntN(3) > 0 && i > 0 {
-		o.Parent, o.HasParent = hashOf(r.IntN(i)), true
+// summary says what a run did.
+func (m *model) summary() string {
+	ops := map[string]int64{}
+	for kind := range m.counts {
+		ops[modelNames[kind]] = m.counts[kind].Load()
 	}
-	k := &m.keys[i]
-	k.put = true
-	err := put(m.s, m.ns, i, m.data(i, k.version.Load()), o)
-	switch {
-	case err == nil, errors.Is(err, block.ErrNoSpace):
-	case m.fault != 0 && (errors.Is(err, block.ErrUnavailable) || errors.Is(err, block.ErrNotFound)):
-	default:
-		m.Errorf("put %d: %v", i, err)
-	}
+	return fmt.Sprintf("%s; ops %v; restarts %v; sectors kept and lost %v; faults %v; misses %v; removed %v",
+		m.conf, ops, m.restarts, m.sectors, m.injected(), m.misses, m.removed)
 }
 
-func (m *model) delete(i int) {
-	if _, err := m.s.Delete(m.Context(), m.ns.ID, hashLen, pack(hashOf(i))); err != nil {
-		m.Errorf("delete %d: %v", i, err)
-	}
-	m.keys[i].version.Add(1)
-	m.keys[i].put = false
-}
-
-// get reads some keys of anybody's.
-func (m *model) get(r *rand.Rand) {
-	var is []int
-	var oldest []int64
-	var want []block.Wanted
-	for range 1 + r.IntN(4) {
-		i := r.IntN(modelKeys)
-		is, oldest = append(is, i), append(oldest, m.keys[i].version.Load())
-		want = append(want, block.Wanted{Hash: hashOf(i)})
-	}
-	o := block.GetOptions{NoPromote: r.IntN(3) == 0, Verify: r.IntN(2) == 0}
-	err := m.s.Get(m.Context(), m.ns.ID, hashLen, want, o, func(j int, p block.Payload) error {
-		m.check(is[j], oldest[j], p)
-		return nil
-	})
-	if err != nil {
-		m.Errorf("get: %v", err)
-	}
-}
-
-// check compares what was read of key i with its version, which was oldest or
-// later when the read began.
-func (m *model) check(i int, oldest int64, p block.Payload) {
-	switch {
-	case p.Reason == block.Hit:
-		version := int64(len(p.Bytes) - m.len(i, 0))
-		if newest := m.keys[i].version.Load(); version < oldest || version > newest {
-			m.Errorf("key %d: version %d, want %d to %d: what was deleted has come back", i, version, oldest, newest)
-		} else if !bytes.Equal(p.Bytes, m.data(i, version)) {
-			m.Errorf("key %d: wrong bytes of version %d from %v", i, version, p.Tier)
-		}
-	case p.Reason == block.MissAbsent, p.Reason == block.MissPending, p.Reason == block.MissNoRoom:
-	case p.Reason == block.MissUnavailable && m.fault != 0:
-	case p.Reason == block.MissCorrupt && m.fault == xfertest.Corrupt:
-	default:
-		m.Errorf("key %d: %v", i, p.Reason)
-	}
-}
-
-// lease leases a key and reads it, which nobody else deletes meanwhile.
-func (m *model) lease(i int, r *rand.Rand) {
-	var res block.MatchResult
-	err := m.s.Match(m.Context(), m.ns.ID, hashLen, pack(hashOf(i)), block.MatchOptions{Lease: time.Minute, Session: 100}, &res)
-	if err != nil {
-		m.Errorf("match %d: %v", i, err)
-	}
-	if res.Lease.ID == 0 {
-		return
-	}
-	for range 3 {
-		m.get(r)
-		_, p, err := get(m.s, m.ns, i, block.GetOptions{})
-		if m.fault == 0 && (err != nil || p.Reason != block.Hit) {
-			m.Errorf("get of leased key %d: %v, %v", i, p.Reason, err)
+// injected is how many faults struck, by kind.
+func (m *model) injected() map[string]int {
+	faults := map[string]int{}
+	for f := xfertest.Fail; f <= xfertest.Down; f++ {
+		if n := m.faults.Injected(f); n > 0 {
+			faults[f.String()] = int(n)
 		}
 	}
-	if r.IntN(4) == 0 {
-		m.delete(i)
-	}
-	if err := m.s.ReleaseLease(res.Lease.ID); err != nil {
-		m.Errorf("release of key %d: %v", i, err)
-	}
-}
-
-func (m *model) prefetch(r *rand.Rand) {
-	var hs []byte
-	for range 5 {
-		hs = append(hs, pack(hashOf(r.IntN(modelKeys)))...)
-	}
-	n := 0
-	err := m.s.Prefetch(m.Context(), m.ns.ID, hashLen, hs, "", func(p block.Progress) error {
-		if p.Index != n {
-			return fmt.Errorf("progress of %d, want %d", p.Index, n)
-		}
-		n++
-		return nil
-	})
-	if err != nil || n != 5 {
-		m.Errorf("prefetch: %d of 5, %v", n, err)
-	}
-}
-
-func (m *model) conflict(i int) {
-	err := m.s.CompareExisting(m.Context(), m.ns.ID, hashOf(i), 1234, block.Sum{}, block.PutOptions{})
-	if !errors.Is(err, block.ErrConflict) && !errors.Is(err, block.ErrNoSpace) {
-		m.Errorf("put of other bytes as %d: %v", i, err)
-	}
-}
-
-func (m *model) drain() {
-	res, err := m.s.Drain(m.Context(), nil)
-	if err != nil && m.fault == 0 {
-		m.Errorf("drain: %v", err)
-	}
-	if err == nil && res.Left == 0 {
-		for i := range m.keys {
-			if where := tiersOf(m.T, m.s, m.ns, i); where == "g2" {
-				m.Errorf("key %d is only in G2 after a drain that left nothing", i)
-			}
-		}
-	}
-}
-
-// rest waits until the store does nothing more, and holds what the events said
-// against where the blocks are, which it returns.
-func (m *model) rest() (there map[modelCopy]bool) {
-	last, since := int64(-1), time.Now()
-	eventually(m.T, "the store is at rest", func() bool {
-		work, seq := tiers.Activity(m.s)
-		m.mu.Lock()
-		told := m.mu.seq == seq
-		m.mu.Unlock()
-		if work != last || !told {
-			last, since = work, time.Now()
-		}
-		return time.Since(since) > 250*time.Millisecond // the evictor looks by itself more often
-	})
-	there = map[modelCopy]bool{}
-	for i := range m.keys {
-		for _, l := range placesOf(m.T, m.s, m.ns, i) {
-			there[modelCopy{hashOf(i), l.Len, l.Tier}] = true
-		}
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.mu.lost {
-		m.Log("events were lost")
-		return there
-	}
-	for c, n := range m.mu.there {
-		if n != 0 && n != 1 || n == 1 != there[c] {
-			m.Errorf("%s of %d bytes in %v: events count it %d times, there: %v", c.hash.Hex(hashLen), c.len, c.tier, n, there[c])
-		}
-	}
-	for c := range there {
-		if m.mu.there[c] != 1 {
-			m.Errorf("%s of %d bytes in %v is there, and events do not say so", c.hash.Hex(hashLen), c.len, c.tier)
-		}
-	}
-	m.count(there)
-	return there
-}
-
-// count compares the counters with what is there.
-func (m *model) count(there map[modelCopy]bool) {
-	blocks, slots, payload := map[block.TierID]int64{}, map[block.TierID]int64{}, map[block.TierID]int64{}
-	for c := range there {
-		size, _ := tiers.SlotBytes(int64(c.len))
-		blocks[c.tier]++
-		payload[c.tier] += int64(c.len)
-		slots[c.tier] += size
-	}
-	for _, tr := range m.s.Stats().Tiers {
-		// A slot may be of a larger class than its block needs.
-		if tr.Blocks != blocks[tr.Tier] || tr.Payload != payload[tr.Tier] || tr.Used < slots[tr.Tier] || blocks[tr.Tier] == 0 && tr.Used != 0 {
-			m.Errorf("%v counts %d blocks, %d bytes, %d in slots; there are %d, %d, %d", tr.Tier, tr.Blocks, tr.Payload, tr.Used,
-				blocks[tr.Tier], payload[tr.Tier], slots[tr.Tier])
-		}
-	}
-}
-
-// look reads everything.
-func (m *model) look() {
-	for i := range m.keys {
-		data, p, err := get(m.s, m.ns, i, block.GetOptions{NoPromote: true})
-		if err != nil {
-			m.Errorf("get %d: %v", i, err)
-		}
-		p.Bytes = data
-		m.check(i, m.keys[i].version.Load(), p)
-	}
-}
-
-// survived compares what a store opened with to what it had in G3 before.
-func (m *model) survived(before map[modelCopy]bool) {
-	m.mu.Lock()
-	for c := range before {
-		if c.tier == block.G3 && m.mu.there[c] != 1 {
-			m.Errorf("%s of %d bytes was in G3 and is not any more", c.hash.Hex(hashLen), c.len)
-		}
-	}
-	for c := range m.mu.there {
-		if !before[c] {
-			m.Errorf("%s of %d bytes was not in G3 and is now", c.hash.Hex(hashLen), c.len)
-		}
-	}
-	m.mu.Unlock()
-	m.look()
+	return faults
 }

@@ -2,14 +2,12 @@ package tiers
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/kvtier/kvtier/index"
 	"github.com/kvtier/kvtier/index/block"
-	"github.com/kvtier/kvtier/internal/arena"
-	"github.com/kvtier/kvtier/xfer"
 )
 
 // Moving is one verb: copy a block to a tier, then commit it there. Offload,
@@ -20,6 +18,9 @@ type moves struct {
 	mu struct {
 		sync.Mutex
 		m map[moveKey]*move
+		// doomed are the flights to G3 of blocks that were removed meanwhile: what
+		// they write is still to be erased.
+		doomed map[block.Key][]*move
 	}
 }
 
@@ -30,10 +31,17 @@ type moveKey struct {
 
 type move struct {
 	done chan struct{}
-	err  error // valid when done is closed
+	err  error         // valid when done is closed
+	key  block.Key     // of one that is doomed
+	lost chan struct{} // closed when the medium goes down while the copy is under way
+	why  error         // valid when lost is closed
+	rise rise          // of a copy to G2
 }
 
-func (m *moves) init() { m.mu.m = map[moveKey]*move{} }
+func (m *moves) init() {
+	m.mu.m = map[moveKey]*move{}
+	m.mu.doomed = map[block.Key][]*move{}
+}
 
 // join finds the flight of a block to a tier, or starts one.
 func (m *moves) join(k moveKey) (v *move, won bool) {
@@ -42,17 +50,38 @@ func (m *moves) join(k moveKey) (v *move, won bool) {
 	if v := m.mu.m[k]; v != nil {
 		return v, false
 	}
-	v = &move{done: make(chan struct{})}
+	v = &move{done: make(chan struct{}), lost: make(chan struct{})}
 	m.mu.m[k] = v
 	return v, true
 }
 
-func (m *moves) land(k moveKey, v *move, err error) {
+// doom notes that the block of a flight to G3 was removed. The caller holds the
+// lock of the block's shard.
+func (m *moves) doom(h block.Handle, k block.Key) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if v := m.mu.m[moveKey{h, ixG3}]; v != nil {
+		v.key = k
+		m.mu.doomed[k] = append(m.mu.doomed[k], v)
+	}
+}
+
+// doomed are the flights of a key that are.
+func (m *moves) doomed(k block.Key) []*move {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.mu.doomed[k])
+}
+
+func (m *moves) leave(k moveKey, v *move) {
 	m.mu.Lock()
 	delete(m.mu.m, k)
+	if rest := slices.DeleteFunc(m.mu.doomed[v.key], func(o *move) bool { return o == v }); len(rest) > 0 {
+		m.mu.doomed[v.key] = rest
+	} else {
+		delete(m.mu.doomed, v.key)
+	}
 	m.mu.Unlock()
-	v.err = err
-	close(v.done)
 }
 
 // job is one block of a copy.
@@ -60,23 +89,36 @@ type job struct {
 	h     block.Handle
 	m     *move
 	e     index.Entry // as it was when it was claimed
+	above block.Hash  // of its parent, if it has one
 	place block.Place // in the new tier
 	size  int64       // that header, payload and padding take
 	class int64       // of the slot, which may be larger
 	err   error
 	gen   uint64
-	late  bool // deleted while its record was on the way: the slot is the deletion's to free
+	late  bool          // deleted while its record was on the way: the slot is the deletion's to free
+	epoch uint32        // of the namespace, when it was claimed
+	note  uint64        // Slab.Failures before the write
+	gone  chan struct{} // closed when what was written is erased; see forsake
+	left  error         // why it is not, valid when gone is closed
 }
 
 // copyTo copies blocks to a tier and commits them there. The caller holds a
 // reference on each. It returns one error per block, nil when the tier has the
-// block now, and answers when ctx ends, though copies that other calls may wait
-// for go on.
+// block now, and answers when ctx ends or the medium goes down, though the copies
+// go on.
 func (s *Store) copyTo(ctx context.Context, to *tier, hs []block.Handle) []error {
 	if len(hs) == 0 {
 		return nil
 	}
 	errs := make([]error, len(hs))
+	for i, m := range s.launch(to, hs) {
+		errs[i] = m.await(ctx, to)
+	}
+	return errs
+}
+
+// launch starts the copies of copyTo, but for those that are under way.
+func (s *Store) launch(to *tier, hs []block.Handle) []*move {
 	flights := make([]*move, len(hs))
 	var jobs []*job
 	for i, h := range hs {
@@ -84,52 +126,99 @@ func (s *Store) copyTo(ctx context.Context, to *tier, hs []block.Handle) []error
 		flights[i] = m
 		if won {
 			// The flight has a reference of its own, since the caller may leave.
-			s.table.Update(h, func(e *index.Entry) { e.Refs++ })
+			s.known(h, s.table.Update(h, func(e *index.Entry) { e.Refs++ }))
 			jobs = append(jobs, &job{h: h, m: m})
 		}
 	}
 	if len(jobs) > 0 {
-		if ctx == s.life || ctx.Done() == nil { // nobody leaves early
-			s.fly(to, jobs)
-		} else {
-			s.wg.Go(func() { s.fly(to, jobs) })
-		}
+		s.wg.Go(func() { s.fly(to, jobs) }) // the caller may leave early
 	}
-	for i, m := range flights {
-		select {
-		case <-m.done:
-			errs[i] = m.err
-		case <-ctx.Done():
-			select {
-			case <-m.done:
-				errs[i] = m.err
-			default:
-				errs[i] = fmt.Errorf("copy to %s: %w", to.id, context.Cause(ctx))
-			}
-		}
-	}
-	return errs
+	return flights
 }
 
-// fly carries out jobs that were won.
+// await says how a copy ended, or why nobody waits for it any more.
+func (m *move) await(ctx context.Context, to *tier) error {
+	var left error
+	select {
+	case <-m.done:
+	case <-m.lost:
+		left = m.why
+	case <-ctx.Done():
+		left = context.Cause(ctx)
+	}
+	if m.ended() {
+		return m.err
+	}
+	return fmt.Errorf("copy to %s: %w", to.id, left)
+}
+
+func (m *move) ended() bool {
+	select {
+	case <-m.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// fly carries out jobs that were won, those of each device on their own, so that
+// one that stalls holds up no other's.
 func (s *Store) fly(to *tier, jobs []*job) {
-	var work []*job
+	byDevice := map[*device][]*job{}
 	for _, j := range jobs {
-		if s.claim(to, j) {
-			work = append(work, j)
+		if !s.claim(to, j) {
+			s.land(to, j)
+			continue
 		}
+		d := s.g3.devs[j.onG3().Device()]
+		byDevice[d] = append(byDevice[d], j)
 	}
-	if len(work) > 0 {
-		if to.ix == ixG3 {
-			s.writeG3(work)
-		} else {
-			s.readUp(work)
+	var others sync.WaitGroup
+	for d, part := range byDevice {
+		if len(byDevice) == 1 { // without another goroutine for it
+			s.carry(to, d, part)
+			return
 		}
+		others.Go(func() { s.carry(to, d, part) })
+	}
+	others.Wait()
+}
+
+// carry copies claimed blocks to or from one device of G3. Who waits for them is
+// told when it goes down; they themselves go on until it answers.
+func (s *Store) carry(to *tier, d *device, jobs []*job) {
+	up := d.health.up()
+	stop := context.AfterFunc(up, func() {
+		for _, j := range jobs {
+			j.m.why = context.Cause(up)
+			close(j.m.lost)
+		}
+	})
+	defer stop()
+	if to.ix == ixG3 {
+		s.writeG3(d, jobs)
+	} else {
+		s.readUp(d, jobs)
 	}
 	for _, j := range jobs {
-		s.moves.land(moveKey{j.h, to.ix}, j.m, j.err)
-		s.release(j.h)
+		s.land(to, j)
 	}
+}
+
+// land ends the flight of a job.
+func (s *Store) land(to *tier, j *job) {
+	s.moves.leave(moveKey{j.h, to.ix}, j.m)
+	s.release(j.h) // before anybody is told, who may then want nobody to use the block
+	j.m.err = j.err
+	close(j.m.done)
+}
+
+// onG3 is the place in G3 that a claimed job copies to or from.
+func (j *job) onG3() block.Place {
+	if j.e.State[ixG3] == index.SlotResident {
+		return j.e.Place[ixG3]
+	}
+	return j.place
 }
 
 // claim looks again now that the flight is won, and takes a slot. It reports
@@ -141,7 +230,7 @@ func (s *Store) claim(to *tier, j *job) bool {
 		if to.ix == ixG3 {
 			failed = s.catalog.Err()
 		}
-		var room <-chan struct{}
+		var room, lost <-chan struct{}
 		var there bool
 		s.table.Update(j.h, func(e *index.Entry) {
 			switch {
@@ -159,13 +248,25 @@ func (s *Store) claim(to *tier, j *job) bool {
 				to.mu.Lock()
 				room = to.mu.room
 				to.mu.Unlock()
+				lost = to.devs[e.Place[ixG3].Device()].health.up().Done()
 			case !live(e, 1-to.ix):
 				j.err = fmt.Errorf("copy to %s: %w: no tier has it", to.id, block.ErrNotFound)
 			case full:
 				j.err = fmt.Errorf("copy to %s: %w: the file system of %s is full", to.id, block.ErrNoSpace, s.opts.Dir)
 			default:
+				if to.ix == ixG2 {
+					if err := s.g3.devs[e.Place[ixG3].Device()].health.lost(); err != nil {
+						j.err = fmt.Errorf("copy to %s: %w", to.id, err)
+						return
+					}
+				}
 				e.State[to.ix] = index.SlotFilling
 				j.e = *e
+				// A clearing that comes later finds the block, and its header is of the
+				// old epoch however late it is written.
+				if ns, err := s.names.byID(e.NS); err == nil {
+					j.epoch = ns.state.Load().Epoch
+				}
 			}
 		})
 		if there || j.err != nil {
@@ -176,288 +277,30 @@ func (s *Store) claim(to *tier, j *job) bool {
 		}
 		select {
 		case <-room:
+		case <-lost:
+			j.err = fmt.Errorf("copy to %s: %w: its old record is still being dropped, and the device is down", to.id, block.ErrUnavailable)
+			return false
 		case <-s.life.Done():
 			j.err = fmt.Errorf("copy to %s: %w", to.id, block.ErrClosed)
 			return false
 		}
 	}
+	j.above, _ = s.parentHash(&j.e)
 	s.kid(j.e.Parent, to.ix, 1)
 	j.size, _ = SlotBytes(int64(j.e.Len))
 	j.place, j.err = to.alloc(s.life, j.size, j.h)
 	if j.err != nil {
-		s.unclaim(to, j, false)
+		s.unclaim(to, j)
 		return false
 	}
 	j.class = to.class(j.place)
 	return true
 }
 
-// unclaim takes back what claim did.
-func (s *Store) unclaim(to *tier, j *job, slot bool) {
+// unclaim takes back what claim did, but for the slot.
+func (s *Store) unclaim(to *tier, j *job) {
 	if !j.late {
 		s.table.Update(j.h, func(e *index.Entry) { e.State[to.ix] = index.SlotNone })
-		if slot {
-			to.free(j.place)
-		}
 	}
 	s.kid(j.e.Parent, to.ix, -1)
-}
-
-// memDesc is the descriptor of n bytes at off in a slot of G2.
-func (t *tier) memDesc(p block.Place, off, n int64) xfer.Desc {
-	mem := t.devs[p.Device()].mem.Slice(p.Offset()+off, n)
-	return xfer.Desc{Addr: arena.Addr(mem), Len: uint64(n)}
-}
-
-// fileDesc is the descriptor of n bytes at off in a slot of G3.
-func (t *tier) fileDesc(p block.Place, off, n int64) xfer.Desc {
-	d := t.devs[p.Device()]
-	return xfer.Desc{Dev: uint64(d.number), Addr: d.base + uint64(p.Offset()+off), Len: uint64(n)}
-}
-
-// writeG3 writes claimed blocks from G2 to G3: header and payload in one write
-// from one piece of memory, then the flush and the record. Only then are they
-// resident there.
-func (s *Store) writeG3(jobs []*job) {
-	for _, part := range s.byKind(jobs) {
-		local := xfer.DescList{Type: xfer.DRAM}
-		remote := xfer.DescList{Type: part.kind}
-		for _, j := range part.jobs {
-			j.gen = s.gen.Add(1)
-			mem := s.g2.slot(j.e.Place[ixG2], j.size)
-			_, header := SlotBytes(int64(j.e.Len))
-			s.encode(mem[:header], j)
-			local.Descs = append(local.Descs, s.g2.memDesc(j.e.Place[ixG2], 0, j.size))
-			remote.Descs = append(remote.Descs, s.g3.fileDesc(j.place, 0, j.size))
-		}
-		s.transfer(xfer.Write, local, remote, func(i int, err error) {
-			if err != nil {
-				s.g3.devs[part.jobs[i].place.Device()].sick.Add(1)
-				part.jobs[i].err = fmt.Errorf("write to g3: %w: %w", block.ErrUnavailable, err)
-			}
-		})
-	}
-	var fins sync.WaitGroup
-	for _, j := range jobs {
-		if j.err == nil {
-			fins.Add(1)
-			s.record(j, fins.Done)
-		}
-	}
-	fins.Wait()
-	for _, j := range jobs {
-		if j.err != nil {
-			s.unclaim(s.g3, j, true)
-			continue
-		}
-		s.arrived(s.g3, &j.e)
-	}
-}
-
-// record queues the catalog record of a written block under the shard's lock,
-// and makes the block resident in G3 once it is committed.
-func (s *Store) record(j *job, done func()) {
-	rec := &index.Record{
-		Key: block.Key{NS: j.e.NS, Hash: j.e.Hash}, HashLen: int(j.e.HashLen), Sum: j.e.Sum, Len: j.e.Len,
-		Slab: s.slabNo[j.place.Device()], Offset: j.place.Offset(), Slot: uint32(j.class), Gen: j.gen, Expires: int64(j.e.Expires),
-	}
-	rec.Parent, rec.HasParent = s.parentHash(&j.e)
-	// The epoch is read and the record queued while no Clear can come between.
-	ns, err := s.names.byID(j.e.NS)
-	if err != nil {
-		j.err = err
-		done()
-		return
-	}
-	ns.gate.RLock()
-	defer ns.gate.RUnlock()
-	rec.Epoch = ns.state.Load().Epoch
-	queued := false
-	s.table.Update(j.h, func(e *index.Entry) {
-		if e.Flags&flagDeleted != 0 {
-			return
-		}
-		queued = true
-		e.Place[ixG3], e.Gen = j.place, j.gen
-		e.Ops++
-		s.commits.add(catalogOp{put: rec, dev: int(j.place.Device()), fin: func(err error) {
-			s.settle(j.h, func(e *index.Entry) {
-				e.Ops--
-				if err == nil {
-					err = s.seat(j, e)
-				}
-			})
-			j.err = err
-			done()
-		}})
-	})
-	if !queued {
-		j.err = fmt.Errorf("copy to g3: %w: deleted meanwhile", block.ErrNotFound)
-		done()
-	}
-}
-
-// seat makes a committed block resident in G3. When it was deleted while its
-// record was on the way, the drop of that record is queued behind it, and until
-// that is synced the slot may not be used again: it is freed with the entry.
-func (s *Store) seat(j *job, e *index.Entry) error {
-	if e.Flags&flagDeleted != 0 {
-		e.State[ixG3], j.late = index.SlotLeaving, true
-		return fmt.Errorf("copy to g3: %w: deleted meanwhile", block.ErrNotFound)
-	}
-	e.State[ixG3] = index.SlotResident
-	j.e = *e
-	s.g3.events.push(policyEvent{kind: evInsert, h: j.h})
-	return nil
-}
-
-// parentHash is the hash of an entry's parent.
-func (s *Store) parentHash(e *index.Entry) (h block.Hash, ok bool) {
-	if e.Parent != 0 {
-		ok = s.table.View(e.Parent, func(p *index.Entry) { h = p.Hash })
-	}
-	return h, ok
-}
-
-// encode writes the slot header of a job into dst.
-func (s *Store) encode(dst []byte, j *job) {
-	hd := SlotHeader{
-		Hash: j.e.Hash, HashLen: j.e.HashLen, Len: j.e.Len, Slot: uint32(j.class),
-		Gen: j.gen, Expires: int64(j.e.Expires), Sum: j.e.Sum,
-	}
-	if ns, err := s.names.byID(j.e.NS); err == nil {
-		hd.Digest, hd.Epoch = ns.digest, ns.state.Load().Epoch
-	}
-	hd.Parent, hd.HasParent = s.parentHash(&j.e)
-	EncodeHeader(dst, &hd)
-}
-
-// kindJobs are the jobs whose place is in one kind of medium.
-type kindJobs struct {
-	kind xfer.MemType
-	jobs []*job
-}
-
-// byKind sorts jobs by the memory type of their device, since a descriptor list
-// has one.
-func (s *Store) byKind(jobs []*job) []kindJobs {
-	var out []kindJobs
-next:
-	for _, j := range jobs {
-		p := j.place
-		if j.e.State[ixG3] == index.SlotResident {
-			p = j.e.Place[ixG3]
-		}
-		kind := s.g3.devs[p.Device()].kind
-		for i := range out {
-			if out[i].kind == kind {
-				out[i].jobs = append(out[i].jobs, j)
-				continue next
-			}
-		}
-		out = append(out, kindJobs{kind, []*job{j}})
-	}
-	return out
-}
-
-// transfer runs one request on this goroutine and calls each for its
-// descriptors in order, as they complete.
-func (s *Store) transfer(op xfer.Op, local, remote xfer.DescList, each func(i int, err error)) {
-	fail := func(err error) {
-		for i := range local.Descs {
-			each(i, err)
-		}
-	}
-	req, err := s.agent.NewRequest(op, local, remote, nil)
-	if err != nil {
-		fail(err)
-		return
-	}
-	defer req.Release()
-	seen := 0
-	err = req.Each(s.life, func(i int, err error) error {
-		each(i, err)
-		seen = i + 1
-		return nil
-	})
-	for ; seen < len(local.Descs); seen++ {
-		if err == nil {
-			err = errors.New("transfer ended early")
-		}
-		each(seen, err)
-	}
-}
-
-// A large slot is read in pieces. When it is the only one, they are small, so
-// that one is hashed while the next ones are on their way; when there are others,
-// whose transfers go on meanwhile, they are what the device is fastest with.
-const (
-	smallPiece = 256 << 10
-	largePiece = 1 << 20
-)
-
-// beginReads counts reads from G3 and says in which pieces to read.
-func (s *Store) beginReads(n int) (piece int64) {
-	if s.reads.Add(int64(n)) > 1 {
-		return largePiece
-	}
-	return smallPiece
-}
-
-func (s *Store) endReads(n int) { s.reads.Add(-int64(n)) }
-
-// readUp reads claimed blocks from G3 into G2, verifies them, and makes them
-// resident there.
-func (s *Store) readUp(jobs []*job) {
-	piece := s.beginReads(len(jobs))
-	defer s.endReads(len(jobs))
-	for _, part := range s.byKind(jobs) {
-		local := xfer.DescList{Type: xfer.DRAM}
-		remote := xfer.DescList{Type: part.kind}
-		var owner []int // of each descriptor
-		for i, j := range part.jobs {
-			for off := int64(0); off < j.size; off += piece {
-				n := min(piece, j.size-off)
-				local.Descs = append(local.Descs, s.g2.memDesc(j.place, off, n))
-				remote.Descs = append(remote.Descs, s.g3.fileDesc(j.e.Place[ixG3], off, n))
-				owner = append(owner, i)
-			}
-		}
-		checks := make([]check, len(part.jobs))
-		for i, j := range part.jobs {
-			slot := s.g2.slot(j.place, j.size)
-			_, header := SlotBytes(int64(j.e.Len))
-			checks[i].begin(s, &j.e, slot[:header], slot[header:])
-		}
-		s.transfer(xfer.Read, local, remote, func(i int, err error) {
-			j, c := part.jobs[owner[i]], &checks[owner[i]]
-			if err != nil && j.err == nil {
-				j.err = s.readFailure(&j.e, err)
-			}
-			if j.err == nil {
-				j.err = c.piece(local.Descs[i].Len)
-			}
-		})
-	}
-	for _, j := range jobs {
-		if j.err == nil {
-			s.table.Update(j.h, func(e *index.Entry) {
-				if e.Flags&flagDeleted != 0 {
-					j.err = fmt.Errorf("copy to g2: %w: deleted meanwhile", block.ErrNotFound)
-					return
-				}
-				e.Place[ixG2], e.State[ixG2] = j.place, index.SlotResident
-				j.e = *e
-				s.g2.events.push(policyEvent{kind: evInsert, h: j.h})
-			})
-		}
-		if j.err != nil {
-			s.unclaim(s.g2, j, true)
-			if errors.Is(j.err, block.ErrCorrupt) {
-				s.damagedG3(j.h, &j.e, j.err)
-			}
-			continue
-		}
-		s.arrived(s.g2, &j.e)
-	}
 }

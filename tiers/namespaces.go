@@ -21,7 +21,40 @@ type namespaces struct {
 		byID   map[block.NamespaceID]*namespace
 		byName map[string]*namespace
 	}
-	change sync.Mutex // held while one is made or changed, over the catalog's sync
+	change changing
+}
+
+// changing is held while a namespace is made or changed, over the catalog's sync.
+// That may take as long as the disk wants, and a caller has a deadline.
+type changing chan struct{}
+
+func (c changing) lock(ctx context.Context) error {
+	select {
+	case c <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (c changing) unlock() { <-c }
+
+// do runs f, held. When ctx ends before f does, f goes on.
+func (c changing) do(ctx context.Context, f func() error) error {
+	if err := c.lock(ctx); err != nil {
+		return err
+	}
+	done := make(chan error, 1)
+	go func() {
+		defer c.unlock()
+		done <- f()
+	}()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // namespace is one of them.
@@ -48,6 +81,7 @@ func (n *namespace) as(d block.Descriptor) (*namespace, error) {
 
 func (s *namespaces) init(c *index.Catalog) error {
 	s.catalog = c
+	s.change = make(changing, 1)
 	s.mu.byID = map[block.NamespaceID]*namespace{}
 	s.mu.byName = map[string]*namespace{}
 	all, err := c.Namespaces()
@@ -121,7 +155,7 @@ func (s *namespaces) len() int {
 
 // open finds or makes a namespace. It is in the catalog, synced, before it is
 // answered, since slots that carry its digest may follow at once.
-func (s *namespaces) open(d block.Descriptor, ttl time.Duration) (*namespace, error) {
+func (s *namespaces) open(ctx context.Context, d block.Descriptor, ttl time.Duration) (*namespace, error) {
 	if err := d.Validate(); err != nil {
 		return nil, err
 	}
@@ -131,41 +165,59 @@ func (s *namespaces) open(d block.Descriptor, ttl time.Duration) (*namespace, er
 	if n, err := s.byName(d.Name); err == nil {
 		return n.as(d)
 	}
-	s.change.Lock()
-	defer s.change.Unlock()
-	if n, err := s.byName(d.Name); err == nil {
-		return n.as(d)
+	err := s.change.do(ctx, func() error { return s.make(d, ttl) })
+	if err != nil {
+		return nil, fmt.Errorf("open namespace %q: %w", d.Name, err)
+	}
+	n, err := s.byName(d.Name)
+	if err != nil {
+		return nil, err
+	}
+	return n.as(d)
+}
+
+// make makes a namespace, unless there is one of that name. Only one call runs at
+// a time.
+func (s *namespaces) make(d block.Descriptor, ttl time.Duration) error {
+	if _, err := s.byName(d.Name); err == nil {
+		return nil
 	}
 	id, err := s.catalog.NewNamespaceID()
 	if err != nil {
-		return nil, fmt.Errorf("open namespace %q: %w", d.Name, err)
+		return err
 	}
 	epoch, err := s.catalog.FirstEpoch(d)
 	if err != nil {
-		return nil, fmt.Errorf("open namespace %q: %w", d.Name, err)
+		return err
 	}
 	n := block.Namespace{ID: id, Desc: d, Epoch: epoch, TTL: ttl, Created: time.Now()}
 	if err := s.catalog.PutNamespace(n); err != nil {
-		return nil, fmt.Errorf("open namespace %q: %w", d.Name, err)
+		return err
 	}
-	return s.add(n), nil
+	s.add(n)
+	return nil
 }
 
 // fixHashLen makes a hash length the namespace's if it has none yet, or checks it.
-func (s *namespaces) fixHashLen(n *namespace, hashLen int) error {
+func (s *namespaces) fixHashLen(ctx context.Context, n *namespace, hashLen int) error {
 	have := n.state.Load()
 	if have.HashLen == 0 && block.ValidHashLen(hashLen) {
-		s.change.Lock()
-		defer s.change.Unlock()
-		if have = n.state.Load(); have.HashLen == 0 {
-			fixed := *have
+		err := s.change.do(ctx, func() error {
+			fixed := *n.state.Load()
+			if fixed.HashLen != 0 {
+				return nil
+			}
 			fixed.HashLen = hashLen
 			if err := s.catalog.PutNamespace(fixed); err != nil {
-				return fmt.Errorf("fix the hash length of namespace %q: %w", fixed.Desc.Name, err)
+				return err
 			}
 			n.state.Store(&fixed)
 			return nil
+		})
+		if err != nil {
+			return fmt.Errorf("fix the hash length of namespace %q: %w", have.Desc.Name, err)
 		}
+		have = n.state.Load()
 	}
 	return have.CheckHashLen(hashLen)
 }
@@ -175,7 +227,7 @@ func (s *Store) OpenNamespace(ctx context.Context, d block.Descriptor, ttl time.
 	if err := ctx.Err(); err != nil {
 		return block.Namespace{}, err
 	}
-	n, err := s.names.open(d, ttl)
+	n, err := s.names.open(ctx, d, ttl)
 	if err != nil {
 		return block.Namespace{}, err
 	}

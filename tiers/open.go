@@ -49,12 +49,14 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	if err := s.catalogRoom.check(); err != nil {
 		return nil, err
 	}
-	s.catalog, err = index.OpenCatalog(filepath.Join(o.Dir, "catalog"), &index.CatalogOptions{Logger: o.Logger})
+	s.catalog, err = index.OpenCatalog(filepath.Join(o.Dir, "catalog"), o.Catalog)
 	if err != nil {
 		return nil, err
 	}
+	s.catalogHealth.init(s.start)
+	s.unswept.Store(!s.catalog.Clean())
 	// Generations only grow, over restarts too.
-	s.gen.Store(uint64(s.catalog.Boot()) << 40)
+	s.gen.Store(uint64(s.catalog.Boot()) << genBits)
 	if err := s.names.init(s.catalog); err != nil {
 		return nil, err
 	}
@@ -66,6 +68,7 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	s.prefetches = newPrefetchQueue(maxPrefetchBlocks, o.PrefetchBytes)
 	s.reservations.init(o)
 	s.moves.init()
+	s.pins.init()
 	if s.staging, err = newStaging(s.agent); err != nil {
 		return nil, err
 	}
@@ -79,7 +82,9 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s.commits = newCommitter(s.catalog, slabs, o.NoSync, o.Logger)
+	s.commits = newCommitter(s.catalog, slabs, o.NoSync, o.Logger, s.eraseHeaders, func(dev int) context.Context {
+		return s.g3.devs[dev].health.up()
+	})
 	var evictors []*evictor
 	for _, t := range []*tier{s.g2, s.g3} {
 		if t != nil {
@@ -94,8 +99,16 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 		return nil, err
 	}
 	s.startWork(evictors)
+	if err := s.resumeScrub(); err != nil {
+		return nil, err
+	}
+	s.opened = true
 	return s, nil
 }
+
+// genBits is how many bits of a generation count within one opening of the
+// store; those above are the catalog's boot number.
+const genBits = 40
 
 // lockDir makes a directory if need be and takes it for this process.
 func lockDir(dir string) (*os.File, error) {
@@ -129,22 +142,6 @@ func arenaDescs(a *arena.Arena) (out []xfer.Desc) {
 		out = append(out, xfer.Desc{Addr: arena.Addr(c), Len: uint64(len(c))})
 	}
 	return out
-}
-
-// openG2 maps the arena of G2. Its memory is anonymous: that is where the kernel
-// gives huge pages without being set up for it.
-func (s *Store) openG2(ctx context.Context) (err error) {
-	extent := extentFor(s.opts.DRAM)
-	s.arena, err = arena.New(s.opts.DRAM, &arena.Options{Name: "kvtier-g2", Lock: true, Background: true, ChunkBytes: arenaChunk, Logger: s.log})
-	if err != nil {
-		return fmt.Errorf("map %d bytes for g2: %w", s.opts.DRAM, err)
-	}
-	if err := s.register(ctx, xfer.DRAM, arenaDescs(s.arena)); err != nil {
-		return err
-	}
-	dev := &device{mem: s.arena, kind: xfer.DRAM, slots: NewSlots(s.opts.DRAM, extent)}
-	s.g2 = newTier(block.G2, []*device{dev}, s.opts)
-	return nil
 }
 
 // openSlabs opens or makes the slabs of G3 and returns them by device number.
@@ -203,10 +200,13 @@ func (s *Store) openSlabs(ctx context.Context) ([]*Slab, error) {
 		if err := s.register(ctx, kind, []xfer.Desc{{Dev: uint64(i), Meta: slab.Path()}}); err != nil {
 			return nil, err
 		}
-		devs = append(devs, &device{
+		d := &device{
 			number: uint8(i), slab: slab, kind: kind, base: uint64(slab.DataOffset()),
-			slots: NewSlots(slab.DataBytes(), slab.ExtentBytes()),
-		})
+			slots:  NewSlots(slab.DataBytes(), slab.ExtentBytes()),
+			health: newHealth(slab.Path(), s.opts),
+		}
+		slab.sync = d.health.watchFlush(slab.sync)
+		devs = append(devs, d)
 	}
 	for _, r := range known {
 		s.unserved = s.unserved || !served[r.Number]
@@ -234,7 +234,7 @@ func (s *Store) openSlab(ctx context.Context, spec SlabSpec, recorded bool, know
 	if err != nil {
 		return nil, fmt.Errorf("slab %s: %w: %w", spec.Path, block.ErrInvalid, err)
 	}
-	o := SlabOptions{Store: s.catalog.StoreID(), NoSync: s.opts.NoSync}
+	o := SlabOptions{Store: s.catalog.StoreID(), NoSync: s.opts.NoSync, Logger: s.log}
 	slab, err := OpenSlab(path, o)
 	if (errors.Is(err, errBlank) || errors.Is(err, errForeign)) && slices.Contains(slabPaths(known), path) {
 		// It was one of ours: a new one in its place would be the end of its blocks.
@@ -260,6 +260,13 @@ func (s *Store) openSlab(ctx context.Context, spec SlabSpec, recorded bool, know
 	}
 	if err != nil {
 		return nil, errors.Join(err, slab.Close())
+	}
+	// One whole superblock is enough to go on, two are not needed until one fails.
+	switch at, err := slab.mend(); {
+	case err != nil:
+		s.log.Warn("a superblock is damaged and could not be written anew from its twin", "slab", path, "offset", at, "err", err)
+	case at >= 0:
+		s.log.Warn("a superblock was damaged; it was written anew from its twin", "slab", path, "offset", at)
 	}
 	return slab, nil
 }
@@ -301,10 +308,15 @@ func (s *Store) startWork(evictors []*evictor) {
 		s.wg.Go(v.run)
 	}
 	s.wg.Go(s.sweeper)
+	s.wg.Go(s.keepCatalog)
 	if s.g3 != nil {
 		for range prefetchWorkers {
 			s.wg.Go(s.prefetcher)
 		}
+		for _, d := range s.g3.devs {
+			s.wg.Go(func() { s.attend(d) })
+		}
+		s.wg.Go(s.keepSwept)
 	}
 }
 
@@ -313,6 +325,27 @@ func (s *Store) startWork(evictors []*evictor) {
 func (s *Store) Close() error {
 	s.closing.Do(func() { s.closeErr = s.teardown() })
 	return s.closeErr
+}
+
+// markClean notes in the catalog that every header is erased that should be. The
+// erasures that nobody waited for are flushed first.
+func (s *Store) markClean() {
+	if s.unswept.Load() || s.commits.unclean.Load() || s.catalog.Err() != nil {
+		return
+	}
+	if s.unserved {
+		return // what was deleted or put anew may have a header on a slab that is not here
+	}
+	for _, slab := range s.slabs {
+		// A flush beside the committer's, as a probe's, may have lost erasures, too.
+		if err := slab.Flush(); err != nil || slab.Failures() > 0 {
+			s.log.Warn("the next opening looks for slots to erase", "slab", slab.Path(), "failures", slab.Failures(), "err", err)
+			return
+		}
+	}
+	if err := s.catalog.MarkClean(); err != nil {
+		s.log.Warn("the next opening looks for slots to erase", "err", err)
+	}
 }
 
 // teardown takes down what Open has built so far, in reverse.
@@ -328,6 +361,9 @@ func (s *Store) teardown() error {
 	s.wg.Wait()
 	if s.commits != nil {
 		s.commits.close()
+	}
+	if s.opened {
+		s.markClean()
 	}
 	var errs []error
 	for i := len(s.registered) - 1; i >= 0; i-- {

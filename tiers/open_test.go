@@ -278,7 +278,7 @@ func TestCloseUnderWork(t *testing.T) {
 		}
 		watched := make(chan error, 1)
 		go func() {
-			watched <- s.Watch(t.Context(), 0, nil, func(block.Event) error { return nil })
+			watched <- s.Watch(t.Context(), block.WatchOptions{}, func(block.Event) error { return nil })
 		}()
 		for i := round * 20; i < round*20+20; i++ {
 			d := block.TierID(2 + i%2)
@@ -381,5 +381,42 @@ func closeStore(t *testing.T, s *tiers.Store) {
 	t.Helper()
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestSlabV1: a slab of version 1 goes on being used, with headers of version 1,
+// and its superblocks stay as they are.
+func TestSlabV1(t *testing.T) {
+	const size = 70_000
+	o := tiers.Options{Dir: t.TempDir(), Slabs: slabIn(t, 64<<20), Agent: newAgent(t), DRAM: 16 << 20}
+	s := openStore(t, o)
+	ns := space(t, s, "a", 8<<20)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	path := o.Slabs[0].Path
+	if err := tiers.MakeV1(path); err != nil {
+		t.Fatal(err)
+	}
+	s = openStore(t, o)
+	for i := 1; i <= 3; i++ {
+		mustPut(t, s, ns, i, size, block.PutOptions{Durable: block.G3})
+	}
+	mustDelete(t, s, ns, 1, 3)
+	s = reopen(t, s, o)
+	wantHit(t, s, ns, 1, size)
+	wantHit(t, s, ns, 2, size)
+	wantMiss(t, s, ns, 3, block.MissAbsent)
+	inFile(t, path, placeIn(t, s, ns, 1, block.G3).Offset(), 512, func(b []byte) {
+		h, err := tiers.DecodeHeader(b, tiers.Seal{Version: 1})
+		if err != nil || h.Hash != hashOf(1) {
+			t.Errorf("header %+v, %v", h, err)
+		}
+	})
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := tiers.Verify(t.Context(), o.Dir, nil); err != nil || r.Good != 2 || r.Bad != 0 {
+		t.Errorf("verify: %+v, %v", r, err)
 	}
 }

@@ -5,16 +5,17 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/kvtier/kvtier/index"
 	"github.com/kvtier/kvtier/index/block"
 	"github.com/kvtier/kvtier/policy"
 	"github.com/kvtier/kvtier/xfer"
 )
 
 // SlabSpec asks for a slab: a preallocated regular file, made when absent, or a
-// block device. Bytes 0 takes an existing slab as long as it is.
+// block device.
 type SlabSpec struct {
 	Path  string
-	Bytes int64
+	Bytes int64 // length; 0 takes an existing slab as long as it is
 }
 
 // Options say where a store keeps its blocks. Dir, Agent and DRAM are required.
@@ -22,6 +23,8 @@ type Options struct {
 	Dir   string      // data directory: the catalog, and slabs made by default
 	Agent *xfer.Agent // moves the bytes; it needs backends for DRAM to DRAM and DRAM to FILE (and BLK)
 	DRAM  int64       // bytes of G2
+	// SharedMemory says whether other processes may map G2: see Store.Memory.
+	SharedMemory Sharing
 
 	Slabs       []SlabSpec // of G3; empty: those that the data directory records
 	NoSlabs     bool       // no G3, even when the data directory records slabs
@@ -37,15 +40,29 @@ type Options struct {
 	Grace time.Duration
 	// ReserveTTL is how long a reservation may stay without a Fill.
 	ReserveTTL time.Duration
-	// MaxReservations bounds the reservations that are open at once.
+	// MaxReservations bounds the reservations that are open at once, and the grants.
 	MaxReservations int
 	// MaxLeases bounds the leases that are out at once.
 	MaxLeases int
 	// PrefetchBytes bounds what prefetches may have under way.
 	PrefetchBytes int64
+	// StallAfter is how long a transfer to or from a device of G3 may go on without
+	// any of its blocks being done, or a flush, before the device counts as down.
+	StallAfter time.Duration
+	// ProbeEvery is how often a device that is not healthy is probed; the pauses
+	// grow while probes fail. A device that only failed now and then is healthy
+	// again when nothing has failed for that long.
+	ProbeEvery time.Duration
+	// SweepAfter is how long after an opening that followed a stop out of order the
+	// free room of the slabs is swept of headers that no record claims: the first to
+	// be served are those who wait for their blocks. It is also how often the store
+	// looks whether there is something to sweep since.
+	SweepAfter time.Duration
 	// NoSync leaves out every flush and sync: for measuring what they cost. A
 	// crash then loses blocks that were answered as durable.
 	NoSync bool
+	// Catalog is how the catalog is opened; nil: on the host's file system.
+	Catalog *index.CatalogOptions
 
 	Logger *slog.Logger
 }
@@ -69,9 +86,26 @@ func (o Options) withDefaults() Options {
 	if o.PrefetchBytes == 0 {
 		o.PrefetchBytes = 256 << 20
 	}
+	if o.StallAfter == 0 {
+		o.StallAfter = 5 * time.Second
+	}
+	if o.ProbeEvery == 0 {
+		o.ProbeEvery = time.Second
+	}
+	if o.SweepAfter == 0 {
+		o.SweepAfter = 10 * time.Second
+	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
+	var c index.CatalogOptions
+	if o.Catalog != nil {
+		c = *o.Catalog
+	}
+	if c.Logger == nil {
+		c.Logger = o.Logger
+	}
+	o.Catalog = &c
 	return o
 }
 
@@ -89,12 +123,20 @@ func (o Options) validate() error {
 		return fmt.Errorf("%w: agent: none", block.ErrInvalid)
 	case o.DRAM < minDRAM:
 		return fmt.Errorf("%w: dram: %d bytes, at least %d", block.ErrInvalid, o.DRAM, int64(minDRAM))
+	case o.SharedMemory > ShareOn:
+		return fmt.Errorf("%w: shared memory: %d, want ShareOff, ShareAuto or ShareOn", block.ErrInvalid, o.SharedMemory)
 	case !(o.Low > 0 && o.Low <= o.High && o.High <= 1):
 		return fmt.Errorf("%w: watermarks: high %v, low %v, want 0 < low <= high <= 1", block.ErrInvalid, o.High, o.Low)
 	case o.NoSlabs && len(o.Slabs) > 0:
 		return fmt.Errorf("%w: slabs: %d given and none wanted", block.ErrInvalid, len(o.Slabs))
 	case o.Grace < 0:
 		return fmt.Errorf("%w: grace: %v", block.ErrInvalid, o.Grace)
+	case o.StallAfter < 0:
+		return fmt.Errorf("%w: stall after: %v", block.ErrInvalid, o.StallAfter)
+	case o.ProbeEvery < 0:
+		return fmt.Errorf("%w: probe every: %v", block.ErrInvalid, o.ProbeEvery)
+	case o.SweepAfter < 0:
+		return fmt.Errorf("%w: sweep after: %v", block.ErrInvalid, o.SweepAfter)
 	}
 	seen := map[string]bool{}
 	for _, s := range o.Slabs {

@@ -15,6 +15,7 @@ import (
 // TestSizesFollowTheTraffic fills a tier with blocks of one size, then with
 // blocks of another, and back; each time the tier comes to hold mostly the last.
 func TestSizesFollowTheTraffic(t *testing.T) {
+	withoutRace(t)
 	t.Parallel()
 	for _, c := range []struct {
 		name string
@@ -117,6 +118,7 @@ func TestImpossibleSize(t *testing.T) {
 
 // TestManyOddSizes puts blocks of many lengths into a store with both tiers.
 func TestManyOddSizes(t *testing.T) {
+	withoutRace(t)
 	t.Parallel()
 	s := openStore(t, tiers.Options{DRAM: 128 << 20, Slabs: slabIn(t, 256<<20)})
 	ns := space(t, s, "a", 1<<20)
@@ -248,7 +250,7 @@ func TestParentLeavesLast(t *testing.T) {
 	var mu sync.Mutex
 	var left []block.Hash
 	ready := make(chan struct{})
-	go s.Watch(t.Context(), ns.ID, func() { close(ready) }, func(ev block.Event) error {
+	go s.Watch(t.Context(), block.WatchOptions{NS: ns.ID, Ready: func(block.WatchStart) { close(ready) }}, func(ev block.Event) error {
 		if ev.Kind == block.EventRemoved && chain[ev.Hash] {
 			mu.Lock()
 			left = append(left, ev.Hash)

@@ -31,6 +31,7 @@ func (s *Store) recover(v *evictor) error {
 	}
 	var order []seated
 	var dropped, absent, misfit int
+	var lines logRate
 	drop := func(r *index.Record) {
 		dropped++
 		s.commits.add(catalogOp{key: r.Key, hlen: r.HashLen, fin: func(error) {}})
@@ -65,10 +66,16 @@ func (s *Store) recover(v *evictor) error {
 			// Two records for one place: at most one can be right, and a read would
 			// tell. The one that came first keeps it.
 			misfit++
-			s.log.Error("record dropped", "key", r.Key, "slab", d.slab.Path(), "err", err)
+			if more, ok := lines.next(); ok {
+				s.log.Error("record dropped", "key", r.Key, "slab", d.slab.Path(), "err", err, "more", more)
+			}
 			s.unseat(h, parent)
 			drop(r)
 			return nil
+		}
+		if r.Pinned {
+			s.pins.slots.Add(int64(r.Slot))
+			s.table.Update(h, func(e *index.Entry) { s.setPin(h, e) })
 		}
 		if r.Expires != 0 {
 			s.mortal.Store(true)

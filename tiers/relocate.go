@@ -31,6 +31,7 @@ func (s *Store) relocate(h block.Handle) int64 {
 	s.table.Update(h, func(e *index.Entry) {
 		// A reader or a writer that came meanwhile holds the old slot's address.
 		if moved = e.Refs == 1 && live(e, ixG2); moved {
+			s.pinMoved(e, from, to)
 			e.Place[ixG2] = to
 		}
 	})

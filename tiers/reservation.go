@@ -2,7 +2,6 @@ package tiers
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -109,7 +108,7 @@ func (r *reservations) add(v *reservation) error {
 		return fmt.Errorf("reserve: %w: %d reservations are open", block.ErrNoSpace, r.max)
 	}
 	for v.id == 0 || r.mu.byID[v.id] != nil {
-		v.id = rand.Uint64()
+		v.id = randomID() // which is all that it takes to fill and commit it
 	}
 	r.mu.byID[v.id] = v
 	r.mu.pending[v.key]++

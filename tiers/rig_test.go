@@ -206,6 +206,9 @@ func wantEmpty(t testing.TB, s *tiers.Store) {
 		if st.Blocks != 0 || st.Reservations != 0 || st.Leases != 0 {
 			return errors.New("blocks, reservations or leases are left")
 		}
+		if st.Pinned != 0 || st.PinnedBytes != 0 || tiers.PinnedSlots(s) != 0 {
+			return errors.New("pins are counted")
+		}
 		for _, n := range s.Namespaces() {
 			if n.Blocks != 0 || n.Bytes != 0 {
 				return errors.New("a namespace counts blocks or bytes")

@@ -37,6 +37,7 @@ import (
 //	lease NAME BLOCK... / unlease NAME
 //	evict g2|g3 BLOCK                     as the evictor does
 //	delete BLOCK...  / clear / drain
+//	pin BLOCK... / unpin BLOCK...
 //	damage g2|g3 BLOCK                    flips a byte
 //	hold / release                        the catalog is not written in between
 //	& COMMAND / wait                      runs it beside the next ones, waits for it
@@ -79,7 +80,7 @@ func TestScripts(t *testing.T) {
 func runScript(t *testing.T, script []byte) []byte {
 	t.Helper()
 	var out bytes.Buffer
-	r := &storeScript{T: t, leases: map[string]uint64{}, reserved: map[int]uint64{}, sizes: map[int]int{}}
+	r := &storeScript{T: t, leases: map[string]uint64{}, reserved: map[int]uint64{}, grants: map[string]block.Grant{}, sizes: map[int]int{}}
 	skip := false
 	for in := bufio.NewScanner(bytes.NewReader(script)); in.Scan(); {
 		line := in.Text()
@@ -107,6 +108,7 @@ type storeScript struct {
 	opts     tiers.Options
 	leases   map[string]uint64
 	reserved map[int]uint64
+	grants   map[string]block.Grant
 	sizes    map[int]int
 	release  func()
 	beside   []chan string // of the commands that run beside, first one first
@@ -151,6 +153,9 @@ func (r *storeScript) command(f []string) string {
 	if f[0] == "clear" || f[0] == "get" {
 		slices.Sort(r.mu.events) // blocks come in no order
 	}
+	if !slices.ContainsFunc(r.mu.trace, func(l string) bool { return !strings.HasPrefix(l, "read slab") }) {
+		slices.Sort(r.mu.trace) // devices read side by side
+	}
 	var out strings.Builder
 	for _, l := range append(r.mu.trace, r.mu.events...) {
 		fmt.Fprintln(&out, l)
@@ -174,6 +179,7 @@ func (r *storeScript) quiet(command string) {
 		long = 250 * time.Millisecond // for the evictor, and for what runs beside
 	}
 	last, since := int64(-1), time.Now()
+	awaited := r.release != nil // while the catalog is held there is nothing to wait for
 	eventually(r, "the store is at rest", func() bool {
 		work, seq := tiers.Activity(r.s)
 		r.mu.Lock()
@@ -182,7 +188,16 @@ func (r *storeScript) quiet(command string) {
 		if work != last || !told {
 			last, since = work, time.Now()
 		}
-		return time.Since(since) > long
+		if time.Since(since) <= long {
+			return false
+		}
+		if !awaited {
+			// A flush may take longer than that, and what follows from it comes then.
+			tiers.AwaitCommits(r.s)
+			awaited, since = true, time.Now()
+			return false
+		}
+		return true
 	})
 }
 
@@ -199,6 +214,22 @@ func (r *storeScript) records() string {
 	var is []int
 	err := tiers.Catalog(r.s).Scan(func(rec *index.Record) error {
 		is = append(is, numberOf(rec.Key.Hash))
+		return nil
+	})
+	if err != nil {
+		return err.Error()
+	}
+	slices.Sort(is)
+	return fmt.Sprint(is)
+}
+
+// pinned lists the blocks that the catalog has as pinned.
+func (r *storeScript) pinned() string {
+	var is []int
+	err := tiers.Catalog(r.s).Scan(func(rec *index.Record) error {
+		if rec.Pinned {
+			is = append(is, numberOf(rec.Key.Hash))
+		}
 		return nil
 	})
 	if err != nil {
@@ -243,7 +274,10 @@ func (r *storeScript) open() {
 	})
 	r.s = openStore(r, r.opts)
 	r.ns = space(r, r.s, "s", 8<<20)
-	tiers.BeforeFlush(r.s, func(device int) { r.note("flush slab %d, catalog %s", device, r.records()) })
+	tiers.WrapFlush(r.s, func(device int, _ string, flush func() error) error {
+		r.note("flush slab %d, catalog %s", device, r.records())
+		return flush()
+	})
 	_, r.mu.seq = tiers.Activity(r.s)
 	ready, watched := make(chan struct{}), make(chan struct{})
 	r.watched = watched
@@ -275,7 +309,7 @@ func (r *storeScript) open() {
 	s := r.s
 	go func() {
 		defer close(watched)
-		if err := s.Watch(context.Background(), 0, func() { close(ready) }, watch); !errors.Is(err, block.ErrClosed) {
+		if err := s.Watch(context.Background(), block.WatchOptions{Ready: func(block.WatchStart) { close(ready) }}, watch); !errors.Is(err, block.ErrClosed) {
 			r.Errorf("watch: %v", err)
 		}
 	}()
@@ -315,6 +349,21 @@ func (r *storeScript) run(f []string) string {
 		res, _, err := r.s.Reserve(r.Context(), r.ns.ID, hashLen, hashOf(i), int64(n), block.PutOptions{})
 		r.reserved[i] = res.ID
 		return outcome(err, "slot at %d", res.Place.Offset())
+	case "grant":
+		gs, err := r.s.Grant(r.Context(), r.ns.ID, int64(r.number(f[2])), 1)
+		if err == nil {
+			r.grants[f[1]] = gs[0]
+		}
+		return outcome(err, "payload at %d", r.grants[f[1]].Offset)
+	case "redeem":
+		return r.redeem(f[1:])
+	case "revoke":
+		g := r.grants[f[1]]
+		r.s.AbortGrants([]uint64{g.ID})
+		r.grants[f[1]] = block.Grant{ID: g.ID}
+		return "ok"
+	case "lend":
+		return r.lend(f[1], f[2:])
 	case "abort":
 		r.s.Abort([]uint64{r.reserved[r.number(f[1])]})
 		return "ok"
@@ -343,6 +392,18 @@ func (r *storeScript) run(f []string) string {
 	case "drain":
 		res, err := r.s.Drain(r.Context(), nil)
 		return outcome(err, "kept %d, left %d; catalog %s", res.Kept, res.Left, r.records())
+	case "pin":
+		is, hs := r.numbers(f[1:])
+		errs, err := r.s.Pin(r.Context(), r.ns.ID, hashLen, hs)
+		var out []string
+		for i, err := range errs {
+			out = append(out, outcome(err, "%d: pinned", is[i]))
+		}
+		return outcome(err, "%s; catalog %s, pinned %s", strings.Join(out, ", "), r.records(), r.pinned())
+	case "unpin":
+		_, hs := r.numbers(f[1:])
+		n, err := r.s.Unpin(r.Context(), r.ns.ID, hashLen, hs)
+		return outcome(err, "%d were pinned; catalog %s, pinned %s", n, r.records(), r.pinned())
 	case "damage":
 		return r.damage(f[1], r.number(f[2]))
 	case "hold":
@@ -425,6 +486,52 @@ func (r *storeScript) crash() {
 	}
 	r.close()
 	r.open()
+}
+
+// redeem puts a chain of blocks by grants, each given as GRANT=BLOCK:BYTES.
+func (r *storeScript) redeem(f []string) string {
+	var puts []block.GrantPut
+	o := block.PutOptions{}
+	for _, s := range f {
+		name, v, ok := strings.Cut(s, "=")
+		if !ok {
+			o.Durable = block.G3
+			continue
+		}
+		number, size, _ := strings.Cut(v, ":")
+		i, g := r.number(number), r.grants[name]
+		data := payload(i, r.number(size))
+		copy(g.Mem, data)
+		r.grants[name] = block.Grant{ID: g.ID} // its memory is another's now
+		puts = append(puts, granted(r.ns, g, i, data, o))
+		o.Parent, o.HasParent = hashOf(i), true
+	}
+	var out []string
+	for j, res := range r.s.PutGranted(r.Context(), puts) {
+		i := numberOf(puts[j].Key.Hash)
+		if res.Err == nil {
+			r.sizes[i] = int(puts[j].Len)
+		}
+		out = append(out, outcome(res.Err, "%d: %v, in %s", i, map[block.PutStatus]string{block.Stored: "stored", block.Exists: "exists"}[res.Status], tiersOf(r, r.s, r.ns, i)))
+	}
+	return strings.Join(out, "\n") + ", catalog " + r.records()
+}
+
+// lend lends blocks under a name for the lease.
+func (r *storeScript) lend(name string, f []string) string {
+	is, hs := r.numbers(f)
+	loans, l, err := r.s.Lend(r.Context(), r.ns.ID, hashLen, hs, block.GetOptions{}, time.Hour, 1)
+	r.leases[name] = l.ID
+	var out []string
+	for j, v := range loans {
+		if v.Reason != block.Hit {
+			out = append(out, fmt.Sprintf("%d: %v", is[j], v.Reason))
+			continue
+		}
+		wantLoan(r, v, is[j], r.sizes[is[j]])
+		out = append(out, fmt.Sprintf("%d: from %v, payload at %d", is[j], v.Tier, v.Offset))
+	}
+	return outcome(err, "%s", strings.Join(out, "\n"))
 }
 
 func (r *storeScript) put(f []string) string {
@@ -556,6 +663,9 @@ func (r *storeScript) show() string {
 	}
 	st := r.s.Stats()
 	fmt.Fprintf(&out, "blocks %d", st.Blocks)
+	if st.Pinned > 0 {
+		fmt.Fprintf(&out, ", pinned %d of %d bytes in %d", st.Pinned, st.PinnedBytes, tiers.PinnedSlots(r.s))
+	}
 	for _, tr := range st.Tiers {
 		fmt.Fprintf(&out, ", %v used %d", tr.Tier, tr.Used)
 	}

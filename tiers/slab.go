@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"sync"
@@ -40,9 +41,10 @@ func (id SlabID) String() string { return hex.EncodeToString(id[:]) }
 
 // SlabOptions go with making and opening a slab.
 type SlabOptions struct {
-	ExtentBytes int64    // of a new slab; 64 MiB if 0
-	Store       [16]byte // identity of the store, recorded in a new slab
-	NoSync      bool     // Flush does nothing: for measuring what it costs
+	ExtentBytes int64        // of a new slab; 64 MiB if 0
+	Store       [16]byte     // identity of the store, recorded in a new slab
+	NoSync      bool         // Flush does nothing: for measuring what it costs
+	Logger      *slog.Logger // nil: no logging
 }
 
 // Slab is one preallocated regular file or one block device that holds all of a
@@ -54,8 +56,9 @@ type Slab struct {
 	super  superblock
 	device bool
 	noSync bool
-	sync   func() error // makes what was written durable
-	failed atomic.Pointer[error]
+	hurt   int64         // where a superblock is damaged that has a whole twin, -1 for nowhere
+	sync   func() error  // makes what was written durable
+	failed atomic.Uint64 // flushes that failed
 	mu     struct {
 		sync.Mutex // held while the slab is flushed
 		closed     bool
@@ -71,12 +74,14 @@ func OpenSlab(path string, o SlabOptions) (*Slab, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open slab %s: %w", path, err)
 	}
-	super, err := readSuper(f, device)
+	super, hurt, err := readSuper(f, device)
 	if err != nil {
 		f.Close()
 		return nil, fmt.Errorf("open slab %s: %w", path, err)
 	}
-	return newSlab(path, f, device, super, o), nil
+	s := newSlab(path, f, device, super, o)
+	s.hurt = hurt
+	return s, nil
 }
 
 // CreateSlab makes a slab of bytes and opens it. A regular file is preallocated
@@ -91,18 +96,22 @@ func CreateSlab(ctx context.Context, path string, bytes int64, o SlabOptions) (*
 	if o.ExtentBytes == 0 {
 		o.ExtentBytes = 64 << 20
 	}
-	super := superblock{store: o.Store, bytes: bytes, extent: o.ExtentBytes, dataAt: slabDataAt}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	super := superblock{store: o.Store, bytes: bytes, extent: o.ExtentBytes, dataAt: slabDataAt, version: superVersion}
 	rand.Read(super.id[:]) // never fails
+	rand.Read(super.salt[:])
 	st, err := os.Stat(path)
 	device := err == nil && st.Mode()&fs.ModeDevice != 0
 	var f *os.File
 	switch {
 	case device || err == nil && st.Size() > 0:
-		f, err = createInPlace(ctx, path, &super)
+		f, err = createInPlace(ctx, path, &super, o.Logger)
 	case err == nil && !st.Mode().IsRegular():
 		err = fmt.Errorf("%w: is neither a regular file nor a block device", block.ErrInvalid)
 	case err == nil || errors.Is(err, fs.ErrNotExist):
-		f, err = createFile(ctx, path, &super)
+		f, err = createFile(ctx, path, &super, o.Logger)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("create slab %s: %w", path, err)
@@ -111,7 +120,7 @@ func CreateSlab(ctx context.Context, path string, bytes int64, o SlabOptions) (*
 }
 
 func newSlab(path string, f *os.File, device bool, super superblock, o SlabOptions) *Slab {
-	s := &Slab{path: path, f: f, super: super, device: device, noSync: o.NoSync}
+	s := &Slab{path: path, f: f, super: super, device: device, noSync: o.NoSync, hurt: -1}
 	s.sync = func() error { return fdatasync(f) }
 	return s
 }
@@ -140,6 +149,11 @@ func (s *Slab) DataBytes() int64 {
 	return n - n%largeHeaderBytes
 }
 
+// Seal is what the header of a slot at an offset is sealed with.
+func (s *Slab) Seal(offset int64) Seal {
+	return Seal{Version: s.super.version, Salt: s.super.salt, Offset: offset}
+}
+
 // IsDevice reports whether it is a block device, not a regular file.
 func (s *Slab) IsDevice() bool { return s.device }
 
@@ -149,7 +163,7 @@ func (s *Slab) FreeOnFS() (int64, error) {
 	if s.device {
 		return 0, nil
 	}
-	free, err := freeBytes(s.path)
+	_, free, err := statfs(s.path)
 	if err != nil {
 		return 0, fmt.Errorf("slab %s: %w", s.path, err)
 	}
@@ -157,36 +171,35 @@ func (s *Slab) FreeOnFS() (int64, error) {
 }
 
 // Flush returns when what was written to the slab before the call is on the
-// medium. One flush runs at a time. After one that failed every other fails with
-// its error: the kernel tells of lost writes once, so the next might succeed
-// although they are lost. After Close it fails with block.ErrClosed.
+// medium. One flush runs at a time. After one that failed, a later one may succeed,
+// but says nothing of what was written before the one that failed: the kernel
+// tells of lost writes once. After Close it fails with block.ErrClosed.
 func (s *Slab) Flush() error {
 	if s.noSync {
 		return nil
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	switch {
-	case s.mu.closed:
+	if s.mu.closed {
 		return fmt.Errorf("flush slab %s: %w", s.path, block.ErrClosed)
-	case s.failed.Load() != nil:
-		return fmt.Errorf("flush slab %s: since a flush failed: %w", s.path, *s.failed.Load())
 	}
 	if err := s.sync(); err != nil {
-		s.failed.Store(&err)
+		s.failed.Add(1)
 		return fmt.Errorf("flush slab %s: %w", s.path, err)
 	}
 	return nil
 }
+
+// Failures is how many flushes have failed. What was written after it was asked
+// is on the medium when a flush succeeds and the number is still the same. It
+// waits for no flush.
+func (s *Slab) Failures() uint64 { return s.failed.Load() }
 
 // cutBefore reports whether the file ends before an offset of its data.
 func (s *Slab) cutBefore(end int64) bool {
 	st, err := s.f.Stat()
 	return err == nil && st.Mode().IsRegular() && st.Size() < s.super.dataAt+end
 }
-
-// Trusted reports whether every flush so far succeeded. It waits for none.
-func (s *Slab) Trusted() bool { return s.failed.Load() == nil }
 
 // Close unlocks the slab, when a flush under way has ended. It does not flush. It
 // is safe to call twice.
@@ -232,45 +245,54 @@ func openLocked(path string) (f *os.File, device bool, err error) {
 	return f, device, nil
 }
 
-// lock takes the lock that keeps a second process out, for as long as f is open.
-func lock(f *os.File) error {
-	err := retryEINTR(func() error { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) })
-	switch {
-	case errors.Is(err, unix.EWOULDBLOCK):
-		return fmt.Errorf("%w: in use by another process", block.ErrUnavailable)
-	case err != nil:
-		return fmt.Errorf("%w: flock: %w", block.ErrUnavailable, err)
-	}
-	return nil
-}
-
 // readSuper reads the superblock, or its copy when the first is damaged, and
-// checks the slab's length.
-func readSuper(f *os.File, device bool) (superblock, error) {
+// checks the slab's length. hurt is where one of the two is damaged and the other
+// is whole, -1 for nowhere: one of an unknown version is not damaged.
+func readSuper(f *os.File, device bool) (_ superblock, hurt int64, _ error) {
 	size, err := f.Seek(0, io.SeekEnd) // also right for block devices
 	if err != nil {
-		return superblock{}, fmt.Errorf("%w: %w", block.ErrUnavailable, err)
+		return superblock{}, -1, fmt.Errorf("%w: %w", block.ErrUnavailable, err)
 	}
 	if size == 0 {
-		return superblock{}, fmt.Errorf("%w: it is empty", ErrNoSlab)
+		return superblock{}, -1, fmt.Errorf("%w: it is empty", ErrNoSlab)
 	}
+	hurt = -1
 	super, err := readSuperAt(f, 0)
-	if err != nil && !errors.Is(err, ErrVersion) {
-		if twin, twinErr := readSuperAt(f, superTwinAt); twinErr == nil || errors.Is(twinErr, ErrVersion) {
-			super, err = twin, twinErr
-		} else if errors.Is(err, errNoSuperblock) && !errors.Is(twinErr, errNoSuperblock) {
-			err = twinErr
-		}
+	twin, twinErr := readSuperAt(f, superTwinAt)
+	switch {
+	case errors.Is(err, ErrVersion):
+	case err == nil && twinErr != nil && !errors.Is(twinErr, ErrVersion):
+		hurt = superTwinAt
+	case err != nil && twinErr == nil:
+		super, err, hurt = twin, nil, 0
+	case err != nil && (errors.Is(twinErr, ErrVersion) || errors.Is(err, errNoSuperblock) && !errors.Is(twinErr, errNoSuperblock)):
+		err = twinErr
 	}
 	switch {
 	case errors.Is(err, errNoSuperblock):
-		return superblock{}, notASlab(f, device, size)
+		return superblock{}, -1, notASlab(f, device, size)
 	case err != nil:
-		return superblock{}, err
+		return superblock{}, -1, err
 	case size < super.bytes:
-		return superblock{}, fmt.Errorf("%w: the slab is too short: it has %d bytes and should have %d", block.ErrInvalid, size, super.bytes)
+		return superblock{}, -1, fmt.Errorf("%w: the slab is too short: it has %d bytes and should have %d", block.ErrInvalid, size, super.bytes)
 	}
-	return super, nil
+	return super, hurt, nil
+}
+
+// mend writes a damaged superblock anew from its twin, and says where it was; -1
+// when both are whole.
+func (s *Slab) mend() (at int64, err error) {
+	if at = s.hurt; at < 0 {
+		return at, nil
+	}
+	if _, err := s.f.WriteAt(s.super.encode(), at); err != nil {
+		return at, fmt.Errorf("%w: write superblock: %w", block.ErrUnavailable, err)
+	}
+	if err := s.f.Sync(); err != nil {
+		return at, fmt.Errorf("%w: sync superblock: %w", block.ErrUnavailable, err)
+	}
+	s.hurt = -1
+	return at, nil
 }
 
 func readSuperAt(f *os.File, off int64) (superblock, error) {
@@ -311,7 +333,7 @@ func notASlab(f *os.File, device bool, size int64) error {
 
 // createInPlace makes a slab of a block device, or of a regular file that
 // somebody has preallocated.
-func createInPlace(ctx context.Context, path string, super *superblock) (*os.File, error) {
+func createInPlace(ctx context.Context, path string, super *superblock, log *slog.Logger) (*os.File, error) {
 	f, device, err := openLocked(path)
 	if err != nil {
 		return nil, err
@@ -333,14 +355,14 @@ func createInPlace(ctx context.Context, path string, super *superblock) (*os.Fil
 	if err := super.check(); err != nil {
 		return fail(err)
 	}
-	switch _, err := readSuper(f, device); {
+	switch _, _, err := readSuper(f, device); {
 	case err == nil:
 		return fail(fmt.Errorf("%w: it is a slab already", block.ErrInvalid))
 	case !errors.Is(err, ErrNoSlab):
 		return fail(err)
 	}
 	if !device { // it may have holes
-		if err := preallocate(ctx, f, super.bytes); errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		if err := preallocate(ctx, f, super.bytes, log); errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 			return fail(fmt.Errorf("%w: wanted %d bytes: %w", block.ErrNoSpace, super.bytes, err))
 		} else if err != nil {
 			return fail(err)
@@ -353,7 +375,7 @@ func createInPlace(ctx context.Context, path string, super *superblock) (*os.Fil
 }
 
 // createFile preallocates a file, writes its superblocks, and gives it its name.
-func createFile(ctx context.Context, path string, super *superblock) (*os.File, error) {
+func createFile(ctx context.Context, path string, super *superblock, log *slog.Logger) (*os.File, error) {
 	if err := super.check(); err != nil {
 		return nil, err
 	}
@@ -364,7 +386,7 @@ func createFile(ctx context.Context, path string, super *superblock) (*os.File, 
 		return nil, fmt.Errorf("%w: %w", block.ErrInvalid, err)
 	}
 	dir := filepath.Dir(path)
-	free, err := freeBytes(dir)
+	_, free, err := statfs(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -378,7 +400,7 @@ func createFile(ctx context.Context, path string, super *superblock) (*os.File, 
 		err = fmt.Errorf("%w: another process has just made it", block.ErrInvalid)
 		return nil, errors.Join(err, os.Remove(temp), f.Close())
 	}
-	if err := fillAndName(ctx, f, temp, path, super, free); err != nil {
+	if err := fillAndName(ctx, f, temp, path, super, free, log); err != nil {
 		return nil, errors.Join(err, os.Remove(temp), f.Close())
 	}
 	if err := syncDir(dir); err != nil {
@@ -387,11 +409,11 @@ func createFile(ctx context.Context, path string, super *superblock) (*os.File, 
 	return f, nil
 }
 
-func fillAndName(ctx context.Context, f *os.File, temp, path string, super *superblock, free int64) error {
+func fillAndName(ctx context.Context, f *os.File, temp, path string, super *superblock, free int64, log *slog.Logger) error {
 	if free < super.bytes {
 		return fmt.Errorf("%w: wanted %d bytes, the file system has %d free", block.ErrNoSpace, super.bytes, free)
 	}
-	if err := preallocate(ctx, f, super.bytes); errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+	if err := preallocate(ctx, f, super.bytes, log); errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 		return fmt.Errorf("%w: wanted %d bytes, the file system had %d free: %w", block.ErrNoSpace, super.bytes, free, err)
 	} else if err != nil {
 		return err
@@ -433,38 +455,6 @@ func openTemp(temp string) (*os.File, error) {
 	return f, nil
 }
 
-// preallocate gives a file all its blocks, so that no write meets a full file
-// system later. Where the file system cannot, it writes zeros.
-func preallocate(ctx context.Context, f *os.File, bytes int64) error {
-	const step = 1 << 30 // an allocation cannot be interrupted
-	for off := int64(0); off < bytes; off += step {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		err := retryEINTR(func() error { return unix.Fallocate(int(f.Fd()), 0, off, min(step, bytes-off)) })
-		switch {
-		case errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS):
-			return writeZeros(ctx, f, bytes)
-		case err != nil:
-			return fmt.Errorf("fallocate: %w", err)
-		}
-	}
-	return nil
-}
-
-func writeZeros(ctx context.Context, f *os.File, bytes int64) error {
-	zeros := make([]byte, 1<<20)
-	for off := int64(0); off < bytes; off += int64(len(zeros)) {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		if _, err := f.WriteAt(zeros[:min(int64(len(zeros)), bytes-off)], off); err != nil {
-			return fmt.Errorf("write zeros: %w", err)
-		}
-	}
-	return nil
-}
-
 // writeSuper writes the superblock and its copy, through to the medium.
 func writeSuper(f *os.File, super *superblock) error {
 	b := super.encode()
@@ -477,38 +467,4 @@ func writeSuper(f *os.File, super *superblock) error {
 		return fmt.Errorf("%w: sync superblock: %w", block.ErrUnavailable, err)
 	}
 	return nil
-}
-
-// syncDir makes a new name in a directory durable.
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return fmt.Errorf("%w: %w", block.ErrUnavailable, err)
-	}
-	if err := errors.Join(d.Sync(), d.Close()); err != nil {
-		return fmt.Errorf("%w: sync directory %s: %w", block.ErrUnavailable, dir, err)
-	}
-	return nil
-}
-
-// freeBytes is what the file system at path has left for us.
-func freeBytes(path string) (int64, error) {
-	var st unix.Statfs_t
-	if err := retryEINTR(func() error { return unix.Statfs(path, &st) }); err != nil {
-		return 0, fmt.Errorf("%w: statfs %s: %w", block.ErrUnavailable, path, err)
-	}
-	return int64(st.Bavail) * st.Bsize, nil
-}
-
-func fdatasync(f *os.File) error {
-	return retryEINTR(func() error { return unix.Fdatasync(int(f.Fd())) })
-}
-
-// retryEINTR repeats a system call that a signal interrupted.
-func retryEINTR(call func() error) error {
-	for {
-		if err := call(); !errors.Is(err, unix.EINTR) {
-			return err
-		}
-	}
 }

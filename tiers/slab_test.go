@@ -198,7 +198,7 @@ func TestSlabSizes(t *testing.T) {
 func TestSlabNoSpace(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "slab")
-	free, err := freeBytes(dir)
+	_, free, err := statfs(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -290,10 +290,65 @@ func changeSlab(t *testing.T, path string, change func(b []byte) []byte) SlabID 
 	return s.ID()
 }
 
+// TestSlabMend: a damaged superblock is written anew from its twin, whichever it
+// is, and nothing else changes.
+func TestSlabMend(t *testing.T) {
+	for _, at := range []int64{0, superTwinAt} {
+		for name, damage := range map[string]func(b []byte){
+			"bit":  func(b []byte) { b[20] ^= 1 },
+			"torn": func(b []byte) { clear(b[512:]) },
+			"gone": func(b []byte) { clear(b) },
+		} {
+			t.Run(fmt.Sprintf("%s at %d", name, at), func(t *testing.T) {
+				path := filepath.Join(t.TempDir(), "slab")
+				var whole []byte
+				changeSlab(t, path, func(b []byte) []byte {
+					whole = slices.Clone(b)
+					damage(b[at:][:superBytes])
+					return b
+				})
+				s, err := OpenSlab(path, SlabOptions{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer s.Close()
+				if got, err := s.mend(); got != at || err != nil {
+					t.Errorf("mended at %d, %v, want %d", got, err, at)
+				}
+				if got, err := s.mend(); got != -1 || err != nil {
+					t.Errorf("mended again at %d, %v", got, err)
+				}
+				if b, err := os.ReadFile(path); err != nil || !slices.Equal(b, whole) {
+					t.Errorf("the slab is not as it was: %v", err)
+				}
+			})
+		}
+	}
+}
+
+// TestSlabMendsNoUnknown: beside a whole superblock one of an unknown version
+// stays.
+func TestSlabMendsNoUnknown(t *testing.T) {
+	newer, err := os.ReadFile("testdata/superblock_v3.bin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "slab")
+	changeSlab(t, path, func(b []byte) []byte { copy(b[superTwinAt:], newer); return b })
+	s, err := OpenSlab(path, SlabOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if at, err := s.mend(); at != -1 || err != nil {
+		t.Errorf("mended at %d, %v", at, err)
+	}
+}
+
 // TestSlabUnknownVersion: it is refused and left alone, also when only the copy
 // can be read.
 func TestSlabUnknownVersion(t *testing.T) {
-	newer, err := os.ReadFile("testdata/superblock_v2.bin")
+	newer, err := os.ReadFile("testdata/superblock_v3.bin")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -314,7 +369,7 @@ func TestSlabUnknownVersion(t *testing.T) {
 				t.Fatal(err)
 			}
 			_, err = OpenSlab(path, SlabOptions{})
-			wantError(t, err, ErrVersion, path, "version 2", "knows 1")
+			wantError(t, err, ErrVersion, path, "version 3", "knows up to 2")
 			if after, err := os.ReadFile(path); err != nil || !slices.Equal(after, before) {
 				t.Errorf("the slab was changed: %v", err)
 			}
@@ -336,8 +391,8 @@ func TestSlabFlush(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if *flushes != 3 || !s.Trusted() {
-		t.Errorf("%d flushes, trusted %v", *flushes, s.Trusted())
+	if *flushes != 3 || s.Failures() != 0 {
+		t.Errorf("%d flushes, %d failures", *flushes, s.Failures())
 	}
 	s.Close()
 	wantError(t, s.Flush(), block.ErrClosed, path)
@@ -352,18 +407,22 @@ func TestSlabFlush(t *testing.T) {
 	}
 }
 
-// TestSlabNotTrusted: a slab whose flush failed is not flushed again.
-func TestSlabNotTrusted(t *testing.T) {
+// TestSlabFlushFails: a flush that failed is counted, and the next one is tried.
+func TestSlabFlushFails(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "slab")
 	s := mustCreateSlab(t, path)
 	bad := errors.New("input/output error")
 	sync := s.sync
 	s.sync = func() error { return bad }
-	wantError(t, s.Flush(), bad, path)
+	for n := range uint64(2) {
+		wantError(t, s.Flush(), bad, path)
+		if s.Failures() != n+1 {
+			t.Errorf("%d failures, want %d", s.Failures(), n+1)
+		}
+	}
 	s.sync = sync
-	wantError(t, s.Flush(), bad, path)
-	if s.Trusted() {
-		t.Error("it is trusted after a failed flush")
+	if err := s.Flush(); err != nil || s.Failures() != 2 {
+		t.Errorf("flush %v, %d failures", err, s.Failures())
 	}
 }
 

@@ -251,6 +251,13 @@ func (s *Slots) Owners(extent int, dst []block.Handle) []block.Handle {
 	return dst
 }
 
+// Extent says how large the slots of an extent are, 0 when it belongs to no
+// class, and who has each of them, 0 when nobody does.
+func (s *Slots) Extent(extent int) (class int64, owners []block.Handle) {
+	x := &s.extents[extent]
+	return x.class, slices.Clone(x.owners)
+}
+
 // find returns the class of that size and its extent to allocate from, or -1.
 func (s *Slots) find(size int64) (*slotClass, int) {
 	if size <= 0 || size%slotUnit != 0 {

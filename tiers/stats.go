@@ -17,12 +17,16 @@ func (s *Store) Stats() block.Stats {
 		Conflicts:    s.conflicts.Load(),
 		Corrupt:      s.corrupt.Load(),
 		Leases:       int64(s.leases.Stats().Leases),
-		Reservations: s.reservations.open.Load(),
+		Reservations: s.reservations.open.Load() + s.grants.count(),
 		Prefetch:     s.prefetches.stats(),
 		TableBytes:   s.table.Bytes(),
+		Scrub:        s.scrubStatus(),
+		Catalog:      s.catalogStats(),
 	}
 	ev := s.events.stats()
 	st.Watchers, st.EventsLost = int64(ev.Watchers), ev.Lost
+	st.Incarnation, st.EventSeq = s.events.incarnation, ev.Published
+	st.Pinned, st.PinnedBytes = s.pins.blocks.Load(), s.pins.payload.Load()
 	for r := block.MissAbsent; r <= block.MissUnavailable; r++ {
 		st.Misses[r.String()] = s.misses[r].Load()
 	}
@@ -56,22 +60,16 @@ func (t *tier) stats(s *Store) block.TierStats {
 }
 
 func (d *device) stats(s *Store) block.DeviceStats {
-	state := "healthy"
-	if d.sick.Load() > 0 {
-		state = "errors"
-	}
 	if d.slab == nil {
 		got := d.mem.Obtained()
-		return block.DeviceStats{Path: "memory", Bytes: d.mem.Size(), State: state, PageBytes: got.PageBytes, Locked: got.LockedBytes}
+		return block.DeviceStats{Path: "memory", Bytes: d.mem.Size(), State: block.Healthy, Since: s.start, PageBytes: got.PageBytes, Locked: got.LockedBytes}
 	}
-	st := block.DeviceStats{Path: d.slab.Path(), ID: d.slab.ID().String(), Bytes: d.slab.Bytes(), State: state}
-	if !d.slab.Trusted() {
-		st.State = "flush failed"
-	}
+	st := block.DeviceStats{Path: d.slab.Path(), ID: d.slab.ID().String(), Bytes: d.slab.Bytes()}
+	d.health.stats(&st)
 	if free, err := d.slab.FreeOnFS(); err == nil {
 		st.FreeOnFS = free
-	} else {
-		st.State = err.Error()
+	} else if st.Reason == "" {
+		st.Reason = err.Error()
 	}
 	for _, b := range s.agent.Backends() {
 		for _, p := range b.Caps.Pairs {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -29,20 +28,28 @@ type Store struct {
 	catalog *index.Catalog
 	commits *committer
 
-	catalogRoom catalogRoom
-	g2, g3      *tier    // g3 is nil when there is none
-	slabs       []*Slab  // by device number of g3
-	slabNo      []uint16 // by which the catalog knows them
+	catalogRoom   catalogRoom
+	catalogHealth catalogHealth
+	g2, g3        *tier    // g3 is nil when there is none
+	slabs         []*Slab  // by device number of g3
+	slabNo        []uint16 // by which the catalog knows them
+	// unswept: a slot that no record claims may have a header, since the store was
+	// not closed in order or one could not be erased.
+	unswept atomic.Bool
+	opened  bool // Open has succeeded
 	// unserved: the catalog has records of slabs that are not here now.
 	unserved   bool
 	registered []xfer.DescList
 
 	names        namespaces
 	reservations reservations
+	grants       grants
 	leases       *Leases
 	moves        moves
 	events       *eventHub
+	pins         pins
 	prefetches   *prefetchQueue
+	scrubs       scrubber
 	lineage      sync.Mutex // held while a block that has children gets a parent
 
 	start     time.Time
@@ -51,12 +58,13 @@ type Store struct {
 	removed   [8]atomic.Int64 // by Reason
 	conflicts atomic.Int64
 	corrupt   atomic.Int64
+	damage    logRate
 	mortal    atomic.Bool  // a block with a time to live was seen
 	reads     atomic.Int64 // blocks being read from G3
 
 	life     context.Context // ends with Close
 	endLife  context.CancelFunc
-	wg       sync.WaitGroup // evictors, sweeper, moves
+	wg       sync.WaitGroup // all that startWork starts, the scrub, and what calls leave under way
 	closing  sync.Once
 	closeErr error
 }
@@ -78,7 +86,7 @@ func (s *Store) Reserve(ctx context.Context, nsID block.NamespaceID, hashLen int
 	if err != nil {
 		return none, block.Existing{}, fmt.Errorf("reserve: %w", err)
 	}
-	if err := s.checkPut(ns, hashLen, h, n, &o); err != nil {
+	if err := s.checkPut(ctx, ns, hashLen, h, n, &o); err != nil {
 		return none, block.Existing{}, fmt.Errorf("reserve %s: %w", h.Hex(min(max(hashLen, 0), block.HashBytes)), err)
 	}
 	key := block.Key{NS: nsID, Hash: h}
@@ -101,9 +109,8 @@ func (s *Store) Reserve(ctx context.Context, nsID block.NamespaceID, hashLen int
 
 // checkPut says whether a put can be accepted at all, and fixes the hash length
 // of a namespace that has none.
-func (s *Store) checkPut(ns *namespace, hashLen int, h block.Hash, n int64, o *block.PutOptions) error {
-	desc := &ns.state.Load().Desc
-	if err := desc.CheckLen(n); err != nil {
+func (s *Store) checkPut(ctx context.Context, ns *namespace, hashLen int, h block.Hash, n int64, o *block.PutOptions) error {
+	if err := s.checkLen(ns, n); err != nil {
 		return err
 	}
 	switch o.Durable {
@@ -123,10 +130,19 @@ func (s *Store) checkPut(ns *namespace, hashLen int, h block.Hash, n int64, o *b
 	if o.HasParent && o.Parent == h {
 		return fmt.Errorf("%w: parent: the block itself", block.ErrInvalid)
 	}
+	return s.names.fixHashLen(ctx, ns, hashLen)
+}
+
+// checkLen says whether the namespace and G2 have blocks of n bytes.
+func (s *Store) checkLen(ns *namespace, n int64) error {
+	desc := &ns.state.Load().Desc
+	if err := desc.CheckLen(n); err != nil {
+		return err
+	}
 	if size, _ := SlotBytes(n); size > s.g2.devs[0].slots.MaxSlot() {
 		return fmt.Errorf("%w: payload of %d bytes: the DRAM tier's largest slot has %d", block.ErrInvalid, n, s.g2.devs[0].slots.MaxSlot())
 	}
-	return s.names.fixHashLen(ns, hashLen)
+	return nil
 }
 
 // existing looks for a block that a put would make.
@@ -158,72 +174,6 @@ func (s *Store) Fill(ctx context.Context, id uint64, off int64, p []byte) error 
 	return nil
 }
 
-// Commit makes reservations visible and as durable as each asked for; see
-// api.Store.
-func (s *Store) Commit(ctx context.Context, ids []uint64) []block.CommitResult {
-	res := make([]block.CommitResult, len(ids))
-	var down []block.Handle // a reference is held on each
-	var at []int
-	rs := make([]*reservation, len(ids))
-	for i, id := range ids {
-		if rs[i] = s.reservations.take(id); rs[i] == nil {
-			res[i].Err = fmt.Errorf("commit reservation %d: %w", id, block.ErrLeaseExpired)
-		}
-	}
-	for _, i := range commitOrder(rs) {
-		r := rs[i]
-		sum, err := r.seal()
-		if err != nil {
-			s.giveBack(r)
-			res[i].Err = err
-			continue
-		}
-		h, used, durable, err := s.admit(r, sum)
-		if !used {
-			s.giveBack(r)
-			res[i].Status = block.Exists
-		}
-		res[i].Err = err
-		if durable {
-			down, at = append(down, h), append(at, i)
-		}
-	}
-	for j, err := range s.copyTo(ctx, s.g3, down) {
-		if err != nil {
-			res[at[j]].Err = fmt.Errorf("commit to g3: %w", err)
-		}
-		s.release(down[j])
-	}
-	if full := s.g2.events.full(); full != nil {
-		s.g2.wake()
-		select {
-		case <-full:
-		case <-ctx.Done():
-		}
-	}
-	return res
-}
-
-// commitOrder is leaf to root, so that the policy sees suffix blocks before their
-// parents; but of several reservations of one key the first one given counts.
-func commitOrder(rs []*reservation) (order []int) {
-	seen := make(map[block.Key]struct{}, len(rs))
-	var again []int
-	for i, r := range rs {
-		if r == nil {
-			continue
-		}
-		if _, twice := seen[r.key]; twice {
-			again = append(again, i)
-			continue
-		}
-		seen[r.key] = struct{}{}
-		order = append(order, i)
-	}
-	slices.Reverse(order)
-	return append(order, again...)
-}
-
 // admit puts a filled slot into the table, which makes it visible. used says
 // that the slot is the block's now; when it is not, the block was there with
 // the same bytes, or err says why not. durable says that the block still has to
@@ -253,8 +203,13 @@ func (s *Store) admit(r *reservation, sum block.Sum) (h block.Handle, used, dura
 	}
 	var e0 index.Entry
 	var linked, stale bool
+	// A parent that the block has already is another one's than the put names, or
+	// none is named: its hash cannot be looked up under the block's lock.
+	var known, held block.Handle
+	var hash block.Hash
 	for {
 		stale = false
+		unknown := false
 		h = s.table.Upsert(r.key, r.hlen, func(h block.Handle, e *index.Entry, _ bool) {
 			if resident(e) {
 				if stale = expired(e, nowUnix()); stale {
@@ -267,6 +222,10 @@ func (s *Store) admit(r *reservation, sum block.Sum) (h block.Handle, used, dura
 				}
 			} else if stale = dirty(e); stale {
 				return
+			} else if unknown = e.Parent != 0 && e.Parent != parent && e.Parent != known; unknown {
+				known = e.Parent
+				e.Ops++ // keeps the parent, too
+				return
 			} else {
 				used = true
 				e.Sum, e.Len = sum, uint32(r.n)
@@ -276,22 +235,39 @@ func (s *Store) admit(r *reservation, sum block.Sum) (h block.Handle, used, dura
 				if e.Parent == 0 && parent != 0 && (grown || e.Named == 0) {
 					e.Parent, e.Depth, linked = parent, depth, true
 				}
-				e.Refs++ // until its arrival is told
+				e.Refs++ // until its slot is known to be its own
 			}
 			if r.opts.Durable == block.G3 && !live(e, ixG3) {
 				durable = true
 				e.Refs++
 			}
+			switch {
+			case used && durable:
+				e.Flags |= flagTentative
+			case !durable:
+				e.Flags &^= flagTentative
+			}
 			if used {
-				s.g2.events.push(policyEvent{kind: evInsert, h: h})
+				if parent != 0 && e.Parent == parent {
+					hash = r.opts.Parent
+				}
+				s.arrive(h, e, ixG2, hash)
 				e0 = *e
 			}
 		})
-		if !stale {
-			break
+		switch {
+		case unknown:
+			s.unhold(held)
+			held = h
+			s.table.View(known, func(p *index.Entry) { hash = p.Hash })
+			continue
+		case stale:
+			s.expire(h)
+			continue
 		}
-		s.expire(h)
+		break
 	}
+	s.unhold(held)
 	if parent != 0 && !linked {
 		s.unnameParent(parent, used && e0.Parent == parent)
 	}
@@ -309,10 +285,19 @@ func (s *Store) admit(r *reservation, sum block.Sum) (h block.Handle, used, dura
 			s.kid(e0.Parent, ixG2, 1)
 		}
 		s.g2.own(r.place, h)
-		s.arrived(s.g2, &e0)
 		s.release(h)
 	}
 	return h, used, durable, nil
+}
+
+// withdraw takes a block out again whose put failed, unless another put of it was
+// answered. The caller holds a reference.
+func (s *Store) withdraw(h block.Handle) {
+	var k block.Key
+	s.table.View(h, func(e *index.Entry) { k = block.Key{NS: e.NS, Hash: e.Hash} })
+	s.remove(k, block.Discarded, &removals{erase: true}, func(now block.Handle, e *index.Entry) bool {
+		return now == h && e.Flags&flagTentative != 0 && !live(e, ixG3)
+	})
 }
 
 // isNamed reports whether children know a block as their parent: only then can
@@ -371,16 +356,11 @@ func (s *Store) unnameParent(h block.Handle, keepKid bool) {
 	s.settle(h, func(e *index.Entry) { e.Named-- })
 }
 
-// arrived counts a block that came into a tier and tells the watchers. The
-// caller holds a reference.
-func (s *Store) arrived(t *tier, e *index.Entry) {
-	t.blocks.Add(1)
-	t.payload.Add(int64(e.Len))
-	t.bytesIn.Add(int64(e.Len))
-	if !counted(e, 1-t.ix) {
-		s.names.count(e.NS, 1, int64(e.Len))
+// unhold lets go of an entry that admit kept, if any.
+func (s *Store) unhold(h block.Handle) {
+	if h != 0 {
+		s.settle(h, func(e *index.Entry) { e.Ops-- })
 	}
-	s.tell(block.EventStored, e, t.id, block.NoReason, false)
 }
 
 // CompareExisting settles a put of a key that is there; see api.Store.
@@ -404,7 +384,9 @@ func (s *Store) CompareExisting(ctx context.Context, nsID block.NamespaceID, h b
 		if o.Durable == block.G3 && !live(e, ixG3) {
 			held = hd
 			e.Refs++
+			return
 		}
+		e.Flags &^= flagTentative
 	})
 	switch {
 	case err != nil:
@@ -414,6 +396,9 @@ func (s *Store) CompareExisting(ctx context.Context, nsID block.NamespaceID, h b
 		return fmt.Errorf("put %s: %w: it was there and has left meanwhile; put it again", h, block.ErrNoSpace)
 	case held != 0:
 		err = s.copyTo(ctx, s.g3, []block.Handle{held})[0]
+		if err != nil && ctx.Err() == nil {
+			s.withdraw(held)
+		}
 		s.release(held)
 		if err != nil {
 			return fmt.Errorf("commit to g3: %w", err)

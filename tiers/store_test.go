@@ -53,6 +53,15 @@ func openStore(t testing.TB, o tiers.Options) *tiers.Store {
 	return s
 }
 
+// withoutRace skips a test under the race detector: what it does there others do
+// too, and the run without the detector does it in a fraction of the time.
+func withoutRace(t *testing.T) {
+	t.Helper()
+	if raceEnabled {
+		t.Skip("runs without the race detector only")
+	}
+}
+
 // slabIn is a slab of n bytes in the test's own directory.
 func slabIn(t testing.TB, n int64) []tiers.SlabSpec {
 	return []tiers.SlabSpec{{Path: filepath.Join(t.TempDir(), "slab"), Bytes: n}}

@@ -8,7 +8,7 @@ import (
 )
 
 // TestContract holds the store to the contract of api.Store, bare and through
-// gRPC, with a durable tier and without one.
+// gRPC and sessions, with a durable tier and shared memory, and without either.
 func TestContract(t *testing.T) {
 	t.Parallel()
 	const dram = 64 << 20 // extents for as many sizes of blocks as the suite has
@@ -21,7 +21,7 @@ func TestContract(t *testing.T) {
 	t.Run("g3", func(t *testing.T) {
 		t.Parallel()
 		apitest.RunStore(t, func(t *testing.T) apitest.Harness {
-			s := openStore(t, tiers.Options{DRAM: dram, Slabs: slabIn(t, 64<<20)})
+			s := openStore(t, tiers.Options{DRAM: dram, Slabs: slabIn(t, 64<<20), SharedMemory: tiers.ShareOn})
 			return apitest.Harness{Store: s, G2Bytes: dram, Durable: true}
 		})
 	})

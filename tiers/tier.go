@@ -46,8 +46,16 @@ type device struct {
 	mem    *arena.Arena
 	slab   *Slab
 	kind   xfer.MemType
-	base   uint64       // address of offset 0 on the device, for files
-	sick   atomic.Int64 // errors of the device
+	base   uint64  // address of offset 0 on the device, for files
+	health *health // nil for memory
+}
+
+// rank is that of the device's health.
+func (d *device) rank() uint32 {
+	if d.health == nil {
+		return rankHealthy
+	}
+	return d.health.rank()
 }
 
 // reserved owns slots that are filled but belong to no block yet.
@@ -82,7 +90,7 @@ func (t *tier) wake() {
 }
 
 // tryAlloc takes a slot of size bytes if there is one, from the device that is
-// least full.
+// least full of the healthiest. None is taken from a device that is down.
 func (t *tier) tryAlloc(size int64, owner block.Handle) (block.Place, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -92,20 +100,26 @@ func (t *tier) tryAlloc(size int64, owner block.Handle) (block.Place, bool) {
 func (t *tier) allocLocked(size int64, owner block.Handle) (block.Place, bool) {
 	var tried uint64
 	for range t.devs {
-		best, share := -1, 2.0
+		best, rank, share := -1, uint32(rankDown), 2.0
 		for i, d := range t.devs {
-			if tried&(1<<i) != 0 {
+			r := d.rank()
+			if tried&(1<<i) != 0 || r == rankDown {
 				continue
 			}
-			if s := float64(d.slots.Used()) / float64(d.slots.Capacity()); s < share {
-				best, share = i, s
+			if s := float64(d.slots.Used()) / float64(d.slots.Capacity()); r < rank || r == rank && s < share {
+				best, rank, share = i, r, s
 			}
+		}
+		if best < 0 {
+			break
 		}
 		tried |= 1 << best
 		d := t.devs[best]
 		if off, ok := d.slots.Alloc(size, owner); ok {
 			before := t.mu.used
-			t.mu.used += d.slots.Class(off)
+			class := d.slots.Class(off)
+			d.wantPoisoned(off, class)
+			t.mu.used += class
 			if t.mu.used > t.high && before <= t.high {
 				t.wake()
 			}
@@ -115,9 +129,22 @@ func (t *tier) allocLocked(size int64, owner block.Handle) (block.Place, bool) {
 	return 0, false
 }
 
+// lost says why there is no device that takes writes, nil when there is one.
+func (t *tier) lost() (err error) {
+	for _, d := range t.devs {
+		if d.health == nil {
+			return nil
+		}
+		if err = d.health.lost(); err == nil {
+			return nil
+		}
+	}
+	return err
+}
+
 // alloc takes a slot of size bytes, waiting for the evictor to make room. It
 // fails with ErrNoSpace when the evictor finds nothing to evict, when ctx ends,
-// or after roomWait.
+// or after roomWait, and with ErrUnavailable when no device takes writes.
 func (t *tier) alloc(ctx context.Context, size int64, owner block.Handle) (block.Place, error) {
 	if p, ok := t.tryAlloc(size, owner); ok {
 		return p, nil
@@ -130,6 +157,11 @@ func (t *tier) alloc(ctx context.Context, size int64, owner block.Handle) (block
 		if p, ok := t.allocLocked(size, owner); ok {
 			t.mu.Unlock()
 			return p, nil
+		}
+		if err := t.lost(); err != nil {
+			t.mu.Unlock()
+			t.refused.Add(1)
+			return 0, fmt.Errorf("reserve %d bytes in %s: %w", size, t.id, err)
 		}
 		// The pass that was under way when the wait began may have looked before
 		// this call's blocks could leave, so only the second one in vain counts.
@@ -162,7 +194,9 @@ func (t *tier) alloc(ctx context.Context, size int64, owner block.Handle) (block
 func (t *tier) free(p block.Place) int64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	n := t.devs[p.Device()].slots.Free(p.Offset())
+	d := t.devs[p.Device()]
+	n := d.slots.Free(p.Offset())
+	d.poisonSlot(p.Offset(), n)
 	t.mu.used -= n
 	t.roomLocked()
 	return n
@@ -219,7 +253,7 @@ func (t *tier) pressure(evicting bool) (need, starving int64) {
 	}
 	if t.mu.want > 0 {
 		for _, d := range t.devs {
-			if d.slots.CanAlloc(t.mu.want) {
+			if d.rank() != rankDown && d.slots.CanAlloc(t.mu.want) {
 				t.mu.want = 0
 				return need, 0
 			}

@@ -183,7 +183,7 @@ func (v *verifier) read(r *index.Record, buf []byte) error {
 	if _, err := slab.f.ReadAt(buf, slab.DataOffset()+r.Offset); err != nil {
 		return fmt.Errorf("read slot: %w", err)
 	}
-	hd, err := DecodeHeader(buf)
+	hd, err := DecodeHeader(buf, slab.Seal(r.Offset))
 	if err != nil {
 		return err
 	}

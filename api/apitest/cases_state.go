@@ -191,7 +191,7 @@ func testWatch(e *env) {
 	events := make(chan block.Event, 100)
 	done := make(chan error, 1)
 	go func() {
-		done <- e.s.Watch(ctx, ns.ID, func() { close(ready) }, func(ev block.Event) error {
+		done <- e.s.Watch(ctx, block.WatchOptions{NS: ns.ID, Ready: func(block.WatchStart) { close(ready) }}, func(ev block.Event) error {
 			if ev.Tier == block.G2 || ev.Kind != block.EventStored && ev.Kind != block.EventRemoved {
 				events <- ev // G3 may follow in its own time
 			}
@@ -252,11 +252,28 @@ func testWatch(e *env) {
 	stop := errors.New("enough")
 	got := make(chan struct{})
 	go func() {
-		done <- e.s.Watch(e.ctx, 0, func() { close(got) }, func(block.Event) error { return stop })
+		done <- e.s.Watch(e.ctx, block.WatchOptions{Ready: func(block.WatchStart) { close(got) }}, func(block.Event) error { return stop })
 	}()
 	<-got
 	e.put(other, 2, 100, api.PutOptions{}, block.Stored)
 	e.is(<-done, stop)
+}
+
+// A store that nothing has happened to is healthy in all its parts.
+func testStatsOfHealth(e *env) {
+	ns := e.open("ns")
+	e.put(ns, 1, 1000, api.PutOptions{}, block.Stored)
+	st := e.s.Stats()
+	if st.Catalog.State != block.Healthy || st.Catalog.Reason != "" || st.Catalog.Errors != 0 || st.Scrub.State != block.ScrubNever {
+		e.Fatalf("catalog %+v, scrub %+v", st.Catalog, st.Scrub)
+	}
+	for _, t := range st.Tiers {
+		for _, d := range t.Devices {
+			if d.State != block.Healthy || d.Reason != "" || d.Errors != 0 {
+				e.Fatalf("device of %s: %+v", t.Tier, d)
+			}
+		}
+	}
 }
 
 func testStats(e *env) {

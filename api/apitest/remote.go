@@ -13,6 +13,9 @@ import (
 	"github.com/kvtier/kvtier/index/block"
 )
 
+// patience bounds the end of a server.
+const patience = 30 * time.Second
+
 // Serve serves s over a listener in memory until the test ends, and returns a
 // function that opens a connection to it.
 func Serve(t testing.TB, s api.Store, o *api.ServerOptions) (dial func() *api.Client) {
@@ -23,7 +26,7 @@ func Serve(t testing.TB, s api.Store, o *api.ServerOptions) (dial func() *api.Cl
 	served := make(chan error, 1)
 	go func() { served <- srv.Serve(lis) }()
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		if err := srv.Drain(ctx); err != nil {
 			t.Error(err)
@@ -57,7 +60,7 @@ func Serve(t testing.TB, s api.Store, o *api.ServerOptions) (dial func() *api.Cl
 // remote is a store behind a connection; each session has a connection of its
 // own, which EndSession closes.
 type remote struct {
-	t    *testing.T
+	t    testing.TB
 	dial func() *api.Client
 	c    *api.Client
 
@@ -68,8 +71,10 @@ type remote struct {
 	}
 }
 
-func overGRPC(t *testing.T, s api.Store) *remote {
-	r := &remote{t: t, dial: Serve(t, s, nil)}
+func overGRPC(t testing.TB, s api.Store) *remote { return newRemote(t, Serve(t, s, nil)) }
+
+func newRemote(t testing.TB, dial func() *api.Client) *remote {
+	r := &remote{t: t, dial: dial}
 	r.c = r.dial()
 	r.mu.sessions = make(map[uint64]*api.Client)
 	r.mu.owners = make(map[uint64]block.NamespaceID)
@@ -218,12 +223,31 @@ func (r *remote) Stats() block.Stats {
 	return st
 }
 
-func (r *remote) Watch(ctx context.Context, ns block.NamespaceID, ready func(), fn func(block.Event) error) error {
-	if ns == 0 {
-		return r.c.Watch(ctx, nil, ready, fn)
+func (r *remote) Watch(ctx context.Context, o block.WatchOptions, fn func(block.Event) error) error {
+	if o.NS == 0 {
+		return r.c.Watch(ctx, nil, o, fn)
 	}
-	n := handle(ns, 0)
-	return r.c.Watch(ctx, &n, ready, fn)
+	n := handle(o.NS, 0)
+	return r.c.Watch(ctx, &n, o, fn)
+}
+
+func (r *remote) Pin(ctx context.Context, ns block.NamespaceID, hashLen int, hashes []byte) ([]error, error) {
+	return r.c.Pin(ctx, handle(ns, hashLen), unpack(hashLen, hashes))
+}
+
+func (r *remote) Unpin(ctx context.Context, ns block.NamespaceID, hashLen int, hashes []byte) (int, error) {
+	return r.c.Unpin(ctx, handle(ns, hashLen), unpack(hashLen, hashes))
+}
+
+func (r *remote) StartScrub(o block.ScrubOptions) error {
+	_, err := r.c.StartScrub(context.Background(), o)
+	return err
+}
+
+func (r *remote) StopScrub() {
+	if _, err := r.c.StopScrub(context.Background()); err != nil {
+		r.t.Error(err)
+	}
 }
 
 func (r *remote) putBlocks(ctx context.Context, ns block.NamespaceID, hashLen int, items []api.PutItem, o api.PutOptions) ([]api.PutResult, error) {

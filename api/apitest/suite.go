@@ -1,6 +1,7 @@
 // Package apitest is the contract of api.Store as a test suite. It runs each
-// case on the bare store and again through gRPC, over a connection in memory,
-// so the store, the server and the client are held to one set of rules.
+// case on the bare store and again through gRPC, over a connection in memory, and
+// with sessions over TCP and over a unix socket, in shared memory where the store has
+// it, so the store, the servers and the clients are held to one set of rules.
 package apitest
 
 import (
@@ -18,8 +19,8 @@ import (
 	"github.com/kvtier/kvtier/index/block"
 )
 
-// Harness is a fresh store to test, and what it has. The one who makes it closes
-// it by t.Cleanup.
+// Harness is a fresh store to test, and what it has. When it is full it evicts
+// blocks that nobody holds. The one who makes it closes it by t.Cleanup.
 type Harness struct {
 	Store   api.Store
 	G2Bytes int64 // capacity of G2, at least 4 MiB; the suite reserves all of it
@@ -30,12 +31,17 @@ type Harness struct {
 func RunStore(t *testing.T, open func(t *testing.T) Harness) {
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			for _, way := range []string{"bare", "grpc"} {
+			for _, way := range []string{"bare", "grpc", "tcp", "unix"} {
 				t.Run(way, func(t *testing.T) {
 					h := open(t)
-					s := subject(bare{h.Store})
-					if way == "grpc" {
+					var s subject
+					switch way {
+					case "bare":
+						s = bare{h.Store}
+					case "grpc":
 						s = overGRPC(t, h.Store)
+					default:
+						s = overSession(t, h.Store, way)
 					}
 					c.run(&env{T: t, s: s, h: h, ctx: t.Context()})
 				})
@@ -75,34 +81,39 @@ var cases = []struct {
 	{"Prefetch", testPrefetch},
 	{"CancelPrefetch", testCancelPrefetch},
 	{"Watch", testWatch},
+	{"WatchStart", testWatchStart},
+	{"WatchResume", testWatchResume},
+	{"WatchResumeNamespace", testWatchResumeNamespace},
+	{"WatchCannotResume", testWatchCannotResume},
+	{"WatchSnapshot", testWatchSnapshot},
+	{"WatchSnapshotWhileChanging", testWatchSnapshotWhileChanging},
+	{"WatchResumeOrSnapshot", testWatchResumeOrSnapshot},
+	{"Pin", testPin},
+	{"PinIsOfOneLife", testPinIsOfOneLife},
+	{"PinUnderPressure", testPinUnderPressure},
+	{"PinLimit", testPinLimit},
+	{"Scrub", testScrub},
 	{"Stats", testStats},
+	{"StatsOfEvents", testStatsOfEvents},
+	{"StatsOfHealth", testStatsOfHealth},
 	{"CallerGone", testCallerGone},
 }
 
 // subject is the store as the cases see it: api.Store, but for CompareExisting,
 // which only the server calls, and with a put of whole blocks.
 type subject interface {
+	Caller
 	OpenNamespace(ctx context.Context, d block.Descriptor, ttl time.Duration) (block.Namespace, error)
 	Namespace(name string) (block.Namespace, error)
 	NamespaceByID(id block.NamespaceID) (block.Namespace, error)
 	Namespaces() []block.NamespaceInfo
-	Match(ctx context.Context, ns block.NamespaceID, hashLen int, hashes []byte, o block.MatchOptions, res *block.MatchResult) error
 	Locate(ctx context.Context, ns block.NamespaceID, hashLen int, hashes []byte) ([][]block.Located, error)
-	Reserve(ctx context.Context, ns block.NamespaceID, hashLen int, h block.Hash, n int64, o block.PutOptions) (block.Reserved, block.Existing, error)
-	Fill(ctx context.Context, id uint64, off int64, p []byte) error
-	Commit(ctx context.Context, ids []uint64) []block.CommitResult
-	Abort(ids []uint64)
-	Get(ctx context.Context, ns block.NamespaceID, hashLen int, want []block.Wanted, o block.GetOptions, use func(i int, p block.Payload) error) error
-	Prefetch(ctx context.Context, ns block.NamespaceID, hashLen int, hashes []byte, id string, progress func(block.Progress) error) error
-	CancelPrefetch(id string) error
-	RenewLease(id uint64, d time.Duration) (block.Lease, error)
-	ReleaseLease(id uint64) error
-	EndSession(session uint64)
-	Delete(ctx context.Context, ns block.NamespaceID, hashLen int, hashes []byte) (int, error)
-	Clear(ctx context.Context, ns block.NamespaceID) (int64, error)
-	List(ctx context.Context, ns block.NamespaceID, cursor string, limit int) ([]block.ListEntry, string, error)
 	Stats() block.Stats
-	Watch(ctx context.Context, ns block.NamespaceID, ready func(), fn func(block.Event) error) error
+	Watch(ctx context.Context, o block.WatchOptions, fn func(block.Event) error) error
+	Pin(ctx context.Context, ns block.NamespaceID, hashLen int, hashes []byte) ([]error, error)
+	Unpin(ctx context.Context, ns block.NamespaceID, hashLen int, hashes []byte) (int, error)
+	StartScrub(o block.ScrubOptions) error
+	StopScrub()
 
 	putBlocks(ctx context.Context, ns block.NamespaceID, hashLen int, items []api.PutItem, o api.PutOptions) ([]api.PutResult, error)
 }

@@ -32,7 +32,8 @@
 // INVALID_ARGUMENT (the text names field and value), FAILED_PRECONDITION (tier
 // or device missing; or namespace known with another descriptor),
 // ALREADY_EXISTS (key is there with other bytes), UNAVAILABLE (shutting down),
-// UNAUTHENTICATED (token absent or wrong), DEADLINE_EXCEEDED, CANCELLED.
+// UNAUTHENTICATED (token absent or wrong, or the caller may not do this: the text
+// names it and the namespace), DEADLINE_EXCEEDED, CANCELLED.
 
 package kvtierpb
 
@@ -188,7 +189,7 @@ const (
 	Cause_CAUSE_CONFLICT      Cause = 8  // the key is there with other bytes
 	Cause_CAUSE_MISMATCH      Cause = 9  // the namespace is known with another descriptor
 	Cause_CAUSE_CLOSED        Cause = 10 // the server is shutting down
-	Cause_CAUSE_DENIED        Cause = 11 // the token is absent or wrong
+	Cause_CAUSE_DENIED        Cause = 11 // the token is absent or wrong, or the caller may not do this
 	Cause_CAUSE_DEADLINE      Cause = 12 // the deadline came first
 	Cause_CAUSE_CANCELLED     Cause = 13 // the call was cancelled
 )
@@ -319,7 +320,11 @@ const (
 	EventKind_EVENT_KIND_STORED  EventKind = 0 // a block came into a tier
 	EventKind_EVENT_KIND_REMOVED EventKind = 1 // a block left a tier, with a reason
 	EventKind_EVENT_KIND_CLEARED EventKind = 2 // a namespace was emptied of `count` blocks
-	EventKind_EVENT_KIND_LOST    EventKind = 3 // `count` events were not told because this watcher was too slow
+	// `count` events were not told because this watcher was too slow, or came back
+	// too late; 0: nobody can say how many.
+	EventKind_EVENT_KIND_LOST     EventKind = 3
+	EventKind_EVENT_KIND_PRESENT  EventKind = 4 // of a snapshot: a block is in a tier
+	EventKind_EVENT_KIND_SNAPSHOT EventKind = 5 // the snapshot is complete: `count` blocks in tiers were told
 )
 
 // Enum value maps for EventKind.
@@ -329,12 +334,16 @@ var (
 		1: "EVENT_KIND_REMOVED",
 		2: "EVENT_KIND_CLEARED",
 		3: "EVENT_KIND_LOST",
+		4: "EVENT_KIND_PRESENT",
+		5: "EVENT_KIND_SNAPSHOT",
 	}
 	EventKind_value = map[string]int32{
-		"EVENT_KIND_STORED":  0,
-		"EVENT_KIND_REMOVED": 1,
-		"EVENT_KIND_CLEARED": 2,
-		"EVENT_KIND_LOST":    3,
+		"EVENT_KIND_STORED":   0,
+		"EVENT_KIND_REMOVED":  1,
+		"EVENT_KIND_CLEARED":  2,
+		"EVENT_KIND_LOST":     3,
+		"EVENT_KIND_PRESENT":  4,
+		"EVENT_KIND_SNAPSHOT": 5,
 	}
 )
 
@@ -375,7 +384,7 @@ const (
 	Reason_REASON_DELETED   Reason = 3 // by Delete or Clear
 	Reason_REASON_MOVED     Reason = 4 // another tier has it now
 	Reason_REASON_DAMAGED   Reason = 5 // its bytes failed their checksum
-	Reason_REASON_DISCARDED Reason = 6 // volatile tier at shutdown, not drained
+	Reason_REASON_DISCARDED Reason = 6 // its put failed, or a volatile tier was not drained at shutdown
 )
 
 // Enum value maps for Reason.
@@ -425,6 +434,62 @@ func (x Reason) Number() protoreflect.EnumNumber {
 // Deprecated: Use Reason.Descriptor instead.
 func (Reason) EnumDescriptor() ([]byte, []int) {
 	return file_kvtier_proto_rawDescGZIP(), []int{5}
+}
+
+// ScrubState says what the scrub does.
+type ScrubState int32
+
+const (
+	ScrubState_SCRUB_STATE_NEVER   ScrubState = 0 // it has not run since the data directory was made
+	ScrubState_SCRUB_STATE_RUNNING ScrubState = 1
+	ScrubState_SCRUB_STATE_STOPPED ScrubState = 2 // before its end: the next start goes on from there
+	ScrubState_SCRUB_STATE_DONE    ScrubState = 3
+	ScrubState_SCRUB_STATE_FAILED  ScrubState = 4 // see `error`; the next start goes on from there
+)
+
+// Enum value maps for ScrubState.
+var (
+	ScrubState_name = map[int32]string{
+		0: "SCRUB_STATE_NEVER",
+		1: "SCRUB_STATE_RUNNING",
+		2: "SCRUB_STATE_STOPPED",
+		3: "SCRUB_STATE_DONE",
+		4: "SCRUB_STATE_FAILED",
+	}
+	ScrubState_value = map[string]int32{
+		"SCRUB_STATE_NEVER":   0,
+		"SCRUB_STATE_RUNNING": 1,
+		"SCRUB_STATE_STOPPED": 2,
+		"SCRUB_STATE_DONE":    3,
+		"SCRUB_STATE_FAILED":  4,
+	}
+)
+
+func (x ScrubState) Enum() *ScrubState {
+	p := new(ScrubState)
+	*p = x
+	return p
+}
+
+func (x ScrubState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ScrubState) Descriptor() protoreflect.EnumDescriptor {
+	return file_kvtier_proto_enumTypes[6].Descriptor()
+}
+
+func (ScrubState) Type() protoreflect.EnumType {
+	return &file_kvtier_proto_enumTypes[6]
+}
+
+func (x ScrubState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ScrubState.Descriptor instead.
+func (ScrubState) EnumDescriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{6}
 }
 
 // Failure describes an error: of one key in its result, or of a whole call in
@@ -555,8 +620,10 @@ func (*PingRequest) Descriptor() ([]byte, []int) {
 // PingResponse says who answered.
 type PingResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Version       string                 `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"` // of the server
-	Ready         bool                   `protobuf:"varint,2,opt,name=ready,proto3" json:"ready,omitempty"`    // committed blocks are served
+	Version       string                 `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`           // of the server
+	Ready         bool                   `protobuf:"varint,2,opt,name=ready,proto3" json:"ready,omitempty"`              // committed blocks are served
+	Incarnation   uint64                 `protobuf:"fixed64,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // of the store: random, drawn when it is opened
+	Sessions      *Sessions              `protobuf:"bytes,4,opt,name=sessions,proto3" json:"sessions,omitempty"`         // where it serves sessions; absent when it does not
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -605,6 +672,82 @@ func (x *PingResponse) GetReady() bool {
 	return false
 }
 
+func (x *PingResponse) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
+func (x *PingResponse) GetSessions() *Sessions {
+	if x != nil {
+		return x.Sessions
+	}
+	return nil
+}
+
+// Sessions says where a server serves sessions, by which workers move blocks in
+// one call over TCP or through shared memory: docs/protocol.md.
+type Sessions struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Address       string                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`           // HOST:PORT over TCP. A wildcard host stands for that of this server
+	Socket        string                 `protobuf:"bytes,2,opt,name=socket,proto3" json:"socket,omitempty"`             // path of a unix socket on the server's host; empty when there is none
+	Incarnation   uint64                 `protobuf:"fixed64,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // of the store, which a session's welcome repeats: who answers with another is another store
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Sessions) Reset() {
+	*x = Sessions{}
+	mi := &file_kvtier_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Sessions) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Sessions) ProtoMessage() {}
+
+func (x *Sessions) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Sessions.ProtoReflect.Descriptor instead.
+func (*Sessions) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Sessions) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *Sessions) GetSocket() string {
+	if x != nil {
+		return x.Socket
+	}
+	return ""
+}
+
+func (x *Sessions) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
 // Descriptor says what the blocks of a namespace are. All its fields together
 // are the identity of the namespace. Texts are at most 1024 bytes.
 type Descriptor struct {
@@ -628,7 +771,7 @@ type Descriptor struct {
 
 func (x *Descriptor) Reset() {
 	*x = Descriptor{}
-	mi := &file_kvtier_proto_msgTypes[3]
+	mi := &file_kvtier_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -640,7 +783,7 @@ func (x *Descriptor) String() string {
 func (*Descriptor) ProtoMessage() {}
 
 func (x *Descriptor) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[3]
+	mi := &file_kvtier_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -653,7 +796,7 @@ func (x *Descriptor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Descriptor.ProtoReflect.Descriptor instead.
 func (*Descriptor) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{3}
+	return file_kvtier_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Descriptor) GetName() string {
@@ -760,7 +903,7 @@ type OpenNamespaceRequest struct {
 
 func (x *OpenNamespaceRequest) Reset() {
 	*x = OpenNamespaceRequest{}
-	mi := &file_kvtier_proto_msgTypes[4]
+	mi := &file_kvtier_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -772,7 +915,7 @@ func (x *OpenNamespaceRequest) String() string {
 func (*OpenNamespaceRequest) ProtoMessage() {}
 
 func (x *OpenNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[4]
+	mi := &file_kvtier_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -785,7 +928,7 @@ func (x *OpenNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*OpenNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{4}
+	return file_kvtier_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *OpenNamespaceRequest) GetDescriptor_() *Descriptor {
@@ -812,13 +955,14 @@ type Namespace struct {
 	Epoch         uint32                 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"`                    // raised by Clear
 	TtlMs         int64                  `protobuf:"varint,6,opt,name=ttl_ms,json=ttlMs,proto3" json:"ttl_ms,omitempty"`       // default time to live of its blocks, 0 without end
 	CreatedUnixMs int64                  `protobuf:"varint,7,opt,name=created_unix_ms,json=createdUnixMs,proto3" json:"created_unix_ms,omitempty"`
+	Sessions      *Sessions              `protobuf:"bytes,8,opt,name=sessions,proto3" json:"sessions,omitempty"` // in the replies of OpenNamespace and GetNamespace: where to open a session
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Namespace) Reset() {
 	*x = Namespace{}
-	mi := &file_kvtier_proto_msgTypes[5]
+	mi := &file_kvtier_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -830,7 +974,7 @@ func (x *Namespace) String() string {
 func (*Namespace) ProtoMessage() {}
 
 func (x *Namespace) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[5]
+	mi := &file_kvtier_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -843,7 +987,7 @@ func (x *Namespace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Namespace.ProtoReflect.Descriptor instead.
 func (*Namespace) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{5}
+	return file_kvtier_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Namespace) GetId() uint32 {
@@ -895,6 +1039,13 @@ func (x *Namespace) GetCreatedUnixMs() int64 {
 	return 0
 }
 
+func (x *Namespace) GetSessions() *Sessions {
+	if x != nil {
+		return x.Sessions
+	}
+	return nil
+}
+
 // GetNamespaceRequest names a namespace by name or, when the name is empty, by handle.
 type GetNamespaceRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -906,7 +1057,7 @@ type GetNamespaceRequest struct {
 
 func (x *GetNamespaceRequest) Reset() {
 	*x = GetNamespaceRequest{}
-	mi := &file_kvtier_proto_msgTypes[6]
+	mi := &file_kvtier_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -918,7 +1069,7 @@ func (x *GetNamespaceRequest) String() string {
 func (*GetNamespaceRequest) ProtoMessage() {}
 
 func (x *GetNamespaceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[6]
+	mi := &file_kvtier_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -931,7 +1082,7 @@ func (x *GetNamespaceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetNamespaceRequest.ProtoReflect.Descriptor instead.
 func (*GetNamespaceRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{6}
+	return file_kvtier_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *GetNamespaceRequest) GetName() string {
@@ -957,7 +1108,7 @@ type ListNamespacesRequest struct {
 
 func (x *ListNamespacesRequest) Reset() {
 	*x = ListNamespacesRequest{}
-	mi := &file_kvtier_proto_msgTypes[7]
+	mi := &file_kvtier_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -969,7 +1120,7 @@ func (x *ListNamespacesRequest) String() string {
 func (*ListNamespacesRequest) ProtoMessage() {}
 
 func (x *ListNamespacesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[7]
+	mi := &file_kvtier_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -982,7 +1133,7 @@ func (x *ListNamespacesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamespacesRequest.ProtoReflect.Descriptor instead.
 func (*ListNamespacesRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{7}
+	return file_kvtier_proto_rawDescGZIP(), []int{8}
 }
 
 // NamespaceInfo is a namespace with what the store holds of it.
@@ -997,7 +1148,7 @@ type NamespaceInfo struct {
 
 func (x *NamespaceInfo) Reset() {
 	*x = NamespaceInfo{}
-	mi := &file_kvtier_proto_msgTypes[8]
+	mi := &file_kvtier_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1009,7 +1160,7 @@ func (x *NamespaceInfo) String() string {
 func (*NamespaceInfo) ProtoMessage() {}
 
 func (x *NamespaceInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[8]
+	mi := &file_kvtier_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1022,7 +1173,7 @@ func (x *NamespaceInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceInfo.ProtoReflect.Descriptor instead.
 func (*NamespaceInfo) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{8}
+	return file_kvtier_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *NamespaceInfo) GetNamespace() *Namespace {
@@ -1056,7 +1207,7 @@ type ListNamespacesResponse struct {
 
 func (x *ListNamespacesResponse) Reset() {
 	*x = ListNamespacesResponse{}
-	mi := &file_kvtier_proto_msgTypes[9]
+	mi := &file_kvtier_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1068,7 +1219,7 @@ func (x *ListNamespacesResponse) String() string {
 func (*ListNamespacesResponse) ProtoMessage() {}
 
 func (x *ListNamespacesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[9]
+	mi := &file_kvtier_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1081,7 +1232,7 @@ func (x *ListNamespacesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListNamespacesResponse.ProtoReflect.Descriptor instead.
 func (*ListNamespacesResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{9}
+	return file_kvtier_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListNamespacesResponse) GetNamespaces() []*NamespaceInfo {
@@ -1108,7 +1259,7 @@ type MatchRequest struct {
 
 func (x *MatchRequest) Reset() {
 	*x = MatchRequest{}
-	mi := &file_kvtier_proto_msgTypes[10]
+	mi := &file_kvtier_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1120,7 +1271,7 @@ func (x *MatchRequest) String() string {
 func (*MatchRequest) ProtoMessage() {}
 
 func (x *MatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[10]
+	mi := &file_kvtier_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1133,7 +1284,7 @@ func (x *MatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MatchRequest.ProtoReflect.Descriptor instead.
 func (*MatchRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{10}
+	return file_kvtier_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *MatchRequest) GetNamespace() uint32 {
@@ -1211,7 +1362,7 @@ type MatchResponse struct {
 
 func (x *MatchResponse) Reset() {
 	*x = MatchResponse{}
-	mi := &file_kvtier_proto_msgTypes[11]
+	mi := &file_kvtier_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1223,7 +1374,7 @@ func (x *MatchResponse) String() string {
 func (*MatchResponse) ProtoMessage() {}
 
 func (x *MatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[11]
+	mi := &file_kvtier_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1236,7 +1387,7 @@ func (x *MatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MatchResponse.ProtoReflect.Descriptor instead.
 func (*MatchResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{11}
+	return file_kvtier_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *MatchResponse) GetPrefix() uint32 {
@@ -1286,7 +1437,7 @@ type Lease struct {
 
 func (x *Lease) Reset() {
 	*x = Lease{}
-	mi := &file_kvtier_proto_msgTypes[12]
+	mi := &file_kvtier_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1298,7 +1449,7 @@ func (x *Lease) String() string {
 func (*Lease) ProtoMessage() {}
 
 func (x *Lease) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[12]
+	mi := &file_kvtier_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1311,7 +1462,7 @@ func (x *Lease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lease.ProtoReflect.Descriptor instead.
 func (*Lease) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{12}
+	return file_kvtier_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Lease) GetId() uint64 {
@@ -1348,7 +1499,7 @@ type LocateRequest struct {
 
 func (x *LocateRequest) Reset() {
 	*x = LocateRequest{}
-	mi := &file_kvtier_proto_msgTypes[13]
+	mi := &file_kvtier_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1360,7 +1511,7 @@ func (x *LocateRequest) String() string {
 func (*LocateRequest) ProtoMessage() {}
 
 func (x *LocateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[13]
+	mi := &file_kvtier_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1373,7 +1524,7 @@ func (x *LocateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LocateRequest.ProtoReflect.Descriptor instead.
 func (*LocateRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{13}
+	return file_kvtier_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *LocateRequest) GetNamespace() uint32 {
@@ -1416,7 +1567,7 @@ type Located struct {
 
 func (x *Located) Reset() {
 	*x = Located{}
-	mi := &file_kvtier_proto_msgTypes[14]
+	mi := &file_kvtier_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1428,7 +1579,7 @@ func (x *Located) String() string {
 func (*Located) ProtoMessage() {}
 
 func (x *Located) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[14]
+	mi := &file_kvtier_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1441,7 +1592,7 @@ func (x *Located) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Located.ProtoReflect.Descriptor instead.
 func (*Located) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{14}
+	return file_kvtier_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Located) GetTier() Tier {
@@ -1475,7 +1626,7 @@ type Locations struct {
 
 func (x *Locations) Reset() {
 	*x = Locations{}
-	mi := &file_kvtier_proto_msgTypes[15]
+	mi := &file_kvtier_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1487,7 +1638,7 @@ func (x *Locations) String() string {
 func (*Locations) ProtoMessage() {}
 
 func (x *Locations) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[15]
+	mi := &file_kvtier_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1500,7 +1651,7 @@ func (x *Locations) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Locations.ProtoReflect.Descriptor instead.
 func (*Locations) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{15}
+	return file_kvtier_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Locations) GetPlaces() []*Located {
@@ -1520,7 +1671,7 @@ type LocateResponse struct {
 
 func (x *LocateResponse) Reset() {
 	*x = LocateResponse{}
-	mi := &file_kvtier_proto_msgTypes[16]
+	mi := &file_kvtier_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1532,7 +1683,7 @@ func (x *LocateResponse) String() string {
 func (*LocateResponse) ProtoMessage() {}
 
 func (x *LocateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[16]
+	mi := &file_kvtier_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1545,7 +1696,7 @@ func (x *LocateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LocateResponse.ProtoReflect.Descriptor instead.
 func (*LocateResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{16}
+	return file_kvtier_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *LocateResponse) GetKeys() []*Locations {
@@ -1571,7 +1722,7 @@ type PutRequest struct {
 
 func (x *PutRequest) Reset() {
 	*x = PutRequest{}
-	mi := &file_kvtier_proto_msgTypes[17]
+	mi := &file_kvtier_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1583,7 +1734,7 @@ func (x *PutRequest) String() string {
 func (*PutRequest) ProtoMessage() {}
 
 func (x *PutRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[17]
+	mi := &file_kvtier_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1596,7 +1747,7 @@ func (x *PutRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutRequest.ProtoReflect.Descriptor instead.
 func (*PutRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{17}
+	return file_kvtier_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *PutRequest) GetOpen() *PutOpen {
@@ -1640,7 +1791,7 @@ type PutOpen struct {
 
 func (x *PutOpen) Reset() {
 	*x = PutOpen{}
-	mi := &file_kvtier_proto_msgTypes[18]
+	mi := &file_kvtier_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1652,7 +1803,7 @@ func (x *PutOpen) String() string {
 func (*PutOpen) ProtoMessage() {}
 
 func (x *PutOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[18]
+	mi := &file_kvtier_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1665,7 +1816,7 @@ func (x *PutOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutOpen.ProtoReflect.Descriptor instead.
 func (*PutOpen) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{18}
+	return file_kvtier_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *PutOpen) GetNamespace() uint32 {
@@ -1712,7 +1863,7 @@ type PutBlock struct {
 
 func (x *PutBlock) Reset() {
 	*x = PutBlock{}
-	mi := &file_kvtier_proto_msgTypes[19]
+	mi := &file_kvtier_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1724,7 +1875,7 @@ func (x *PutBlock) String() string {
 func (*PutBlock) ProtoMessage() {}
 
 func (x *PutBlock) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[19]
+	mi := &file_kvtier_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1737,7 +1888,7 @@ func (x *PutBlock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutBlock.ProtoReflect.Descriptor instead.
 func (*PutBlock) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{19}
+	return file_kvtier_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *PutBlock) GetHash() []byte {
@@ -1786,7 +1937,7 @@ type PutResult struct {
 
 func (x *PutResult) Reset() {
 	*x = PutResult{}
-	mi := &file_kvtier_proto_msgTypes[20]
+	mi := &file_kvtier_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1798,7 +1949,7 @@ func (x *PutResult) String() string {
 func (*PutResult) ProtoMessage() {}
 
 func (x *PutResult) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[20]
+	mi := &file_kvtier_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1811,7 +1962,7 @@ func (x *PutResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutResult.ProtoReflect.Descriptor instead.
 func (*PutResult) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{20}
+	return file_kvtier_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *PutResult) GetStatus() PutStatus {
@@ -1839,7 +1990,7 @@ type PutResponse struct {
 
 func (x *PutResponse) Reset() {
 	*x = PutResponse{}
-	mi := &file_kvtier_proto_msgTypes[21]
+	mi := &file_kvtier_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1851,7 +2002,7 @@ func (x *PutResponse) String() string {
 func (*PutResponse) ProtoMessage() {}
 
 func (x *PutResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[21]
+	mi := &file_kvtier_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1864,7 +2015,7 @@ func (x *PutResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutResponse.ProtoReflect.Descriptor instead.
 func (*PutResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{21}
+	return file_kvtier_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *PutResponse) GetFirst() uint32 {
@@ -1901,7 +2052,7 @@ type GetRequest struct {
 
 func (x *GetRequest) Reset() {
 	*x = GetRequest{}
-	mi := &file_kvtier_proto_msgTypes[22]
+	mi := &file_kvtier_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1913,7 +2064,7 @@ func (x *GetRequest) String() string {
 func (*GetRequest) ProtoMessage() {}
 
 func (x *GetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[22]
+	mi := &file_kvtier_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1926,7 +2077,7 @@ func (x *GetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRequest.ProtoReflect.Descriptor instead.
 func (*GetRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{22}
+	return file_kvtier_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *GetRequest) GetNamespace() uint32 {
@@ -2017,7 +2168,7 @@ type GetResponse struct {
 
 func (x *GetResponse) Reset() {
 	*x = GetResponse{}
-	mi := &file_kvtier_proto_msgTypes[23]
+	mi := &file_kvtier_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2029,7 +2180,7 @@ func (x *GetResponse) String() string {
 func (*GetResponse) ProtoMessage() {}
 
 func (x *GetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[23]
+	mi := &file_kvtier_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2042,7 +2193,7 @@ func (x *GetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetResponse.ProtoReflect.Descriptor instead.
 func (*GetResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{23}
+	return file_kvtier_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *GetResponse) GetIndex() uint32 {
@@ -2106,7 +2257,7 @@ type ReserveItem struct {
 
 func (x *ReserveItem) Reset() {
 	*x = ReserveItem{}
-	mi := &file_kvtier_proto_msgTypes[24]
+	mi := &file_kvtier_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2118,7 +2269,7 @@ func (x *ReserveItem) String() string {
 func (*ReserveItem) ProtoMessage() {}
 
 func (x *ReserveItem) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[24]
+	mi := &file_kvtier_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2131,7 +2282,7 @@ func (x *ReserveItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveItem.ProtoReflect.Descriptor instead.
 func (*ReserveItem) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{24}
+	return file_kvtier_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ReserveItem) GetHash() []byte {
@@ -2169,7 +2320,7 @@ type ReserveRequest struct {
 
 func (x *ReserveRequest) Reset() {
 	*x = ReserveRequest{}
-	mi := &file_kvtier_proto_msgTypes[25]
+	mi := &file_kvtier_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2181,7 +2332,7 @@ func (x *ReserveRequest) String() string {
 func (*ReserveRequest) ProtoMessage() {}
 
 func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[25]
+	mi := &file_kvtier_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2194,7 +2345,7 @@ func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
 func (*ReserveRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{25}
+	return file_kvtier_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ReserveRequest) GetNamespace() uint32 {
@@ -2248,7 +2399,7 @@ type Reservation struct {
 
 func (x *Reservation) Reset() {
 	*x = Reservation{}
-	mi := &file_kvtier_proto_msgTypes[26]
+	mi := &file_kvtier_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2260,7 +2411,7 @@ func (x *Reservation) String() string {
 func (*Reservation) ProtoMessage() {}
 
 func (x *Reservation) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[26]
+	mi := &file_kvtier_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2273,7 +2424,7 @@ func (x *Reservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reservation.ProtoReflect.Descriptor instead.
 func (*Reservation) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{26}
+	return file_kvtier_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Reservation) GetStatus() PutStatus {
@@ -2335,7 +2486,7 @@ type ReserveResponse struct {
 
 func (x *ReserveResponse) Reset() {
 	*x = ReserveResponse{}
-	mi := &file_kvtier_proto_msgTypes[27]
+	mi := &file_kvtier_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2347,7 +2498,7 @@ func (x *ReserveResponse) String() string {
 func (*ReserveResponse) ProtoMessage() {}
 
 func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[27]
+	mi := &file_kvtier_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2360,7 +2511,7 @@ func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveResponse.ProtoReflect.Descriptor instead.
 func (*ReserveResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{27}
+	return file_kvtier_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ReserveResponse) GetItems() []*Reservation {
@@ -2380,7 +2531,7 @@ type CommitRequest struct {
 
 func (x *CommitRequest) Reset() {
 	*x = CommitRequest{}
-	mi := &file_kvtier_proto_msgTypes[28]
+	mi := &file_kvtier_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2392,7 +2543,7 @@ func (x *CommitRequest) String() string {
 func (*CommitRequest) ProtoMessage() {}
 
 func (x *CommitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[28]
+	mi := &file_kvtier_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2405,7 +2556,7 @@ func (x *CommitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRequest.ProtoReflect.Descriptor instead.
 func (*CommitRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{28}
+	return file_kvtier_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *CommitRequest) GetIds() []uint64 {
@@ -2425,7 +2576,7 @@ type CommitResponse struct {
 
 func (x *CommitResponse) Reset() {
 	*x = CommitResponse{}
-	mi := &file_kvtier_proto_msgTypes[29]
+	mi := &file_kvtier_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2437,7 +2588,7 @@ func (x *CommitResponse) String() string {
 func (*CommitResponse) ProtoMessage() {}
 
 func (x *CommitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[29]
+	mi := &file_kvtier_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2450,7 +2601,7 @@ func (x *CommitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitResponse.ProtoReflect.Descriptor instead.
 func (*CommitResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{29}
+	return file_kvtier_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *CommitResponse) GetResults() []*PutResult {
@@ -2470,7 +2621,7 @@ type AbortRequest struct {
 
 func (x *AbortRequest) Reset() {
 	*x = AbortRequest{}
-	mi := &file_kvtier_proto_msgTypes[30]
+	mi := &file_kvtier_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2482,7 +2633,7 @@ func (x *AbortRequest) String() string {
 func (*AbortRequest) ProtoMessage() {}
 
 func (x *AbortRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[30]
+	mi := &file_kvtier_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2495,7 +2646,7 @@ func (x *AbortRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortRequest.ProtoReflect.Descriptor instead.
 func (*AbortRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{30}
+	return file_kvtier_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *AbortRequest) GetIds() []uint64 {
@@ -2514,7 +2665,7 @@ type AbortResponse struct {
 
 func (x *AbortResponse) Reset() {
 	*x = AbortResponse{}
-	mi := &file_kvtier_proto_msgTypes[31]
+	mi := &file_kvtier_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2526,7 +2677,7 @@ func (x *AbortResponse) String() string {
 func (*AbortResponse) ProtoMessage() {}
 
 func (x *AbortResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[31]
+	mi := &file_kvtier_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2539,7 +2690,7 @@ func (x *AbortResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortResponse.ProtoReflect.Descriptor instead.
 func (*AbortResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{31}
+	return file_kvtier_proto_rawDescGZIP(), []int{32}
 }
 
 // PrefetchRequest names blocks to bring up, root first.
@@ -2556,7 +2707,7 @@ type PrefetchRequest struct {
 
 func (x *PrefetchRequest) Reset() {
 	*x = PrefetchRequest{}
-	mi := &file_kvtier_proto_msgTypes[32]
+	mi := &file_kvtier_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2568,7 +2719,7 @@ func (x *PrefetchRequest) String() string {
 func (*PrefetchRequest) ProtoMessage() {}
 
 func (x *PrefetchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[32]
+	mi := &file_kvtier_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2581,7 +2732,7 @@ func (x *PrefetchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefetchRequest.ProtoReflect.Descriptor instead.
 func (*PrefetchRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{32}
+	return file_kvtier_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *PrefetchRequest) GetNamespace() uint32 {
@@ -2631,7 +2782,7 @@ type PrefetchResponse struct {
 
 func (x *PrefetchResponse) Reset() {
 	*x = PrefetchResponse{}
-	mi := &file_kvtier_proto_msgTypes[33]
+	mi := &file_kvtier_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2643,7 +2794,7 @@ func (x *PrefetchResponse) String() string {
 func (*PrefetchResponse) ProtoMessage() {}
 
 func (x *PrefetchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[33]
+	mi := &file_kvtier_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2656,7 +2807,7 @@ func (x *PrefetchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefetchResponse.ProtoReflect.Descriptor instead.
 func (*PrefetchResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{33}
+	return file_kvtier_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *PrefetchResponse) GetIndex() uint32 {
@@ -2690,7 +2841,7 @@ type CancelPrefetchRequest struct {
 
 func (x *CancelPrefetchRequest) Reset() {
 	*x = CancelPrefetchRequest{}
-	mi := &file_kvtier_proto_msgTypes[34]
+	mi := &file_kvtier_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2702,7 +2853,7 @@ func (x *CancelPrefetchRequest) String() string {
 func (*CancelPrefetchRequest) ProtoMessage() {}
 
 func (x *CancelPrefetchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[34]
+	mi := &file_kvtier_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2715,7 +2866,7 @@ func (x *CancelPrefetchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelPrefetchRequest.ProtoReflect.Descriptor instead.
 func (*CancelPrefetchRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{34}
+	return file_kvtier_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *CancelPrefetchRequest) GetRequestId() string {
@@ -2734,7 +2885,7 @@ type CancelPrefetchResponse struct {
 
 func (x *CancelPrefetchResponse) Reset() {
 	*x = CancelPrefetchResponse{}
-	mi := &file_kvtier_proto_msgTypes[35]
+	mi := &file_kvtier_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2746,7 +2897,7 @@ func (x *CancelPrefetchResponse) String() string {
 func (*CancelPrefetchResponse) ProtoMessage() {}
 
 func (x *CancelPrefetchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[35]
+	mi := &file_kvtier_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2759,7 +2910,7 @@ func (x *CancelPrefetchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelPrefetchResponse.ProtoReflect.Descriptor instead.
 func (*CancelPrefetchResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{35}
+	return file_kvtier_proto_rawDescGZIP(), []int{36}
 }
 
 // RenewLeaseRequest names a lease and how long it shall run from now.
@@ -2773,7 +2924,7 @@ type RenewLeaseRequest struct {
 
 func (x *RenewLeaseRequest) Reset() {
 	*x = RenewLeaseRequest{}
-	mi := &file_kvtier_proto_msgTypes[36]
+	mi := &file_kvtier_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2785,7 +2936,7 @@ func (x *RenewLeaseRequest) String() string {
 func (*RenewLeaseRequest) ProtoMessage() {}
 
 func (x *RenewLeaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[36]
+	mi := &file_kvtier_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2798,7 +2949,7 @@ func (x *RenewLeaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewLeaseRequest.ProtoReflect.Descriptor instead.
 func (*RenewLeaseRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{36}
+	return file_kvtier_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *RenewLeaseRequest) GetId() uint64 {
@@ -2825,7 +2976,7 @@ type ReleaseLeaseRequest struct {
 
 func (x *ReleaseLeaseRequest) Reset() {
 	*x = ReleaseLeaseRequest{}
-	mi := &file_kvtier_proto_msgTypes[37]
+	mi := &file_kvtier_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2837,7 +2988,7 @@ func (x *ReleaseLeaseRequest) String() string {
 func (*ReleaseLeaseRequest) ProtoMessage() {}
 
 func (x *ReleaseLeaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[37]
+	mi := &file_kvtier_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2850,7 +3001,7 @@ func (x *ReleaseLeaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseLeaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseLeaseRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{37}
+	return file_kvtier_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ReleaseLeaseRequest) GetId() uint64 {
@@ -2869,7 +3020,7 @@ type ReleaseLeaseResponse struct {
 
 func (x *ReleaseLeaseResponse) Reset() {
 	*x = ReleaseLeaseResponse{}
-	mi := &file_kvtier_proto_msgTypes[38]
+	mi := &file_kvtier_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2881,7 +3032,7 @@ func (x *ReleaseLeaseResponse) String() string {
 func (*ReleaseLeaseResponse) ProtoMessage() {}
 
 func (x *ReleaseLeaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[38]
+	mi := &file_kvtier_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2894,7 +3045,7 @@ func (x *ReleaseLeaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseLeaseResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseLeaseResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{38}
+	return file_kvtier_proto_rawDescGZIP(), []int{39}
 }
 
 // DeleteRequest names up to 4096 keys.
@@ -2910,7 +3061,7 @@ type DeleteRequest struct {
 
 func (x *DeleteRequest) Reset() {
 	*x = DeleteRequest{}
-	mi := &file_kvtier_proto_msgTypes[39]
+	mi := &file_kvtier_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2922,7 +3073,7 @@ func (x *DeleteRequest) String() string {
 func (*DeleteRequest) ProtoMessage() {}
 
 func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[39]
+	mi := &file_kvtier_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2935,7 +3086,7 @@ func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{39}
+	return file_kvtier_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *DeleteRequest) GetNamespace() uint32 {
@@ -2976,7 +3127,7 @@ type DeleteResponse struct {
 
 func (x *DeleteResponse) Reset() {
 	*x = DeleteResponse{}
-	mi := &file_kvtier_proto_msgTypes[40]
+	mi := &file_kvtier_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2988,7 +3139,7 @@ func (x *DeleteResponse) String() string {
 func (*DeleteResponse) ProtoMessage() {}
 
 func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[40]
+	mi := &file_kvtier_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3001,7 +3152,7 @@ func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteResponse.ProtoReflect.Descriptor instead.
 func (*DeleteResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{40}
+	return file_kvtier_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *DeleteResponse) GetDeleted() uint32 {
@@ -3022,7 +3173,7 @@ type ClearRequest struct {
 
 func (x *ClearRequest) Reset() {
 	*x = ClearRequest{}
-	mi := &file_kvtier_proto_msgTypes[41]
+	mi := &file_kvtier_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3034,7 +3185,7 @@ func (x *ClearRequest) String() string {
 func (*ClearRequest) ProtoMessage() {}
 
 func (x *ClearRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[41]
+	mi := &file_kvtier_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3047,7 +3198,7 @@ func (x *ClearRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearRequest.ProtoReflect.Descriptor instead.
 func (*ClearRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{41}
+	return file_kvtier_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *ClearRequest) GetNamespace() uint32 {
@@ -3074,7 +3225,7 @@ type ClearResponse struct {
 
 func (x *ClearResponse) Reset() {
 	*x = ClearResponse{}
-	mi := &file_kvtier_proto_msgTypes[42]
+	mi := &file_kvtier_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3086,7 +3237,7 @@ func (x *ClearResponse) String() string {
 func (*ClearResponse) ProtoMessage() {}
 
 func (x *ClearResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[42]
+	mi := &file_kvtier_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3099,7 +3250,7 @@ func (x *ClearResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearResponse.ProtoReflect.Descriptor instead.
 func (*ClearResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{42}
+	return file_kvtier_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ClearResponse) GetCleared() int64 {
@@ -3122,7 +3273,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_kvtier_proto_msgTypes[43]
+	mi := &file_kvtier_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3134,7 +3285,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[43]
+	mi := &file_kvtier_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3147,7 +3298,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{43}
+	return file_kvtier_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ListRequest) GetNamespace() uint32 {
@@ -3187,13 +3338,14 @@ type ListEntry struct {
 	Sum           []byte                 `protobuf:"bytes,4,opt,name=sum,proto3" json:"sum,omitempty"`                                             // xxh3-128, as in GetResponse
 	Tiers         []Tier                 `protobuf:"varint,5,rep,packed,name=tiers,proto3,enum=kvtier.v1.Tier" json:"tiers,omitempty"`             // that have it, nearest first
 	ExpiresUnixMs int64                  `protobuf:"varint,6,opt,name=expires_unix_ms,json=expiresUnixMs,proto3" json:"expires_unix_ms,omitempty"` // 0: never
+	Pinned        bool                   `protobuf:"varint,7,opt,name=pinned,proto3" json:"pinned,omitempty"`                                      // see Pin
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListEntry) Reset() {
 	*x = ListEntry{}
-	mi := &file_kvtier_proto_msgTypes[44]
+	mi := &file_kvtier_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3205,7 +3357,7 @@ func (x *ListEntry) String() string {
 func (*ListEntry) ProtoMessage() {}
 
 func (x *ListEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[44]
+	mi := &file_kvtier_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3218,7 +3370,7 @@ func (x *ListEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEntry.ProtoReflect.Descriptor instead.
 func (*ListEntry) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{44}
+	return file_kvtier_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ListEntry) GetHash() []byte {
@@ -3263,6 +3415,13 @@ func (x *ListEntry) GetExpiresUnixMs() int64 {
 	return 0
 }
 
+func (x *ListEntry) GetPinned() bool {
+	if x != nil {
+		return x.Pinned
+	}
+	return false
+}
+
 // ListResponse is one page.
 type ListResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3274,7 +3433,7 @@ type ListResponse struct {
 
 func (x *ListResponse) Reset() {
 	*x = ListResponse{}
-	mi := &file_kvtier_proto_msgTypes[45]
+	mi := &file_kvtier_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3286,7 +3445,7 @@ func (x *ListResponse) String() string {
 func (*ListResponse) ProtoMessage() {}
 
 func (x *ListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[45]
+	mi := &file_kvtier_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3299,7 +3458,7 @@ func (x *ListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResponse.ProtoReflect.Descriptor instead.
 func (*ListResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{45}
+	return file_kvtier_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ListResponse) GetEntries() []*ListEntry {
@@ -3325,7 +3484,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_kvtier_proto_msgTypes[46]
+	mi := &file_kvtier_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3337,7 +3496,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[46]
+	mi := &file_kvtier_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3350,27 +3509,30 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{46}
+	return file_kvtier_proto_rawDescGZIP(), []int{47}
 }
 
 // DeviceStats is the state of one device of a tier.
 type DeviceStats struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
-	Id            string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`                                 // identity of the slab, hex
-	Bytes         int64                  `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`                          // size
-	FreeOnFs      int64                  `protobuf:"varint,4,opt,name=free_on_fs,json=freeOnFs,proto3" json:"free_on_fs,omitempty"`  // bytes free in the file system under it; 0 for block devices
-	Engine        string                 `protobuf:"bytes,5,opt,name=engine,proto3" json:"engine,omitempty"`                         // that does its I/O: io_uring or goroutines
-	State         string                 `protobuf:"bytes,6,opt,name=state,proto3" json:"state,omitempty"`                           // healthy, or why not
-	PageBytes     int64                  `protobuf:"varint,7,opt,name=page_bytes,json=pageBytes,proto3" json:"page_bytes,omitempty"` // DRAM: page size obtained
-	Locked        int64                  `protobuf:"varint,8,opt,name=locked,proto3" json:"locked,omitempty"`                        // DRAM: bytes locked
+	Id            string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`                                          // identity of the slab, hex
+	Bytes         int64                  `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`                                   // size
+	FreeOnFs      int64                  `protobuf:"varint,4,opt,name=free_on_fs,json=freeOnFs,proto3" json:"free_on_fs,omitempty"`           // bytes free in the file system under it; 0 for block devices
+	Engine        string                 `protobuf:"bytes,5,opt,name=engine,proto3" json:"engine,omitempty"`                                  // that does its I/O: io_uring or goroutines
+	State         string                 `protobuf:"bytes,6,opt,name=state,proto3" json:"state,omitempty"`                                    // healthy; degraded: it fails now and then; down: not used until a probe succeeds
+	PageBytes     int64                  `protobuf:"varint,7,opt,name=page_bytes,json=pageBytes,proto3" json:"page_bytes,omitempty"`          // DRAM: page size obtained
+	Locked        int64                  `protobuf:"varint,8,opt,name=locked,proto3" json:"locked,omitempty"`                                 // DRAM: bytes locked
+	Reason        string                 `protobuf:"bytes,9,opt,name=reason,proto3" json:"reason,omitempty"`                                  // why it is not healthy
+	SinceUnixMs   int64                  `protobuf:"varint,10,opt,name=since_unix_ms,json=sinceUnixMs,proto3" json:"since_unix_ms,omitempty"` // when it came into its state; 0: not said
+	Errors        int64                  `protobuf:"varint,11,opt,name=errors,proto3" json:"errors,omitempty"`                                // of its I/O
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DeviceStats) Reset() {
 	*x = DeviceStats{}
-	mi := &file_kvtier_proto_msgTypes[47]
+	mi := &file_kvtier_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3382,7 +3544,7 @@ func (x *DeviceStats) String() string {
 func (*DeviceStats) ProtoMessage() {}
 
 func (x *DeviceStats) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[47]
+	mi := &file_kvtier_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3395,7 +3557,7 @@ func (x *DeviceStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceStats.ProtoReflect.Descriptor instead.
 func (*DeviceStats) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{47}
+	return file_kvtier_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *DeviceStats) GetPath() string {
@@ -3454,6 +3616,27 @@ func (x *DeviceStats) GetLocked() int64 {
 	return 0
 }
 
+func (x *DeviceStats) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *DeviceStats) GetSinceUnixMs() int64 {
+	if x != nil {
+		return x.SinceUnixMs
+	}
+	return 0
+}
+
+func (x *DeviceStats) GetErrors() int64 {
+	if x != nil {
+		return x.Errors
+	}
+	return 0
+}
+
 // TierStats is the state of one tier. Bytes are in the tier's slots, with
 // headers and rounding, unless payload is said. Counters are since the start.
 type TierStats struct {
@@ -3481,7 +3664,7 @@ type TierStats struct {
 
 func (x *TierStats) Reset() {
 	*x = TierStats{}
-	mi := &file_kvtier_proto_msgTypes[48]
+	mi := &file_kvtier_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3493,7 +3676,7 @@ func (x *TierStats) String() string {
 func (*TierStats) ProtoMessage() {}
 
 func (x *TierStats) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[48]
+	mi := &file_kvtier_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3506,7 +3689,7 @@ func (x *TierStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TierStats.ProtoReflect.Descriptor instead.
 func (*TierStats) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{48}
+	return file_kvtier_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *TierStats) GetTier() Tier {
@@ -3641,7 +3824,7 @@ type PrefetchStats struct {
 
 func (x *PrefetchStats) Reset() {
 	*x = PrefetchStats{}
-	mi := &file_kvtier_proto_msgTypes[49]
+	mi := &file_kvtier_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3653,7 +3836,7 @@ func (x *PrefetchStats) String() string {
 func (*PrefetchStats) ProtoMessage() {}
 
 func (x *PrefetchStats) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[49]
+	mi := &file_kvtier_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3666,7 +3849,7 @@ func (x *PrefetchStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefetchStats.ProtoReflect.Descriptor instead.
 func (*PrefetchStats) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{49}
+	return file_kvtier_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *PrefetchStats) GetQueued() int64 {
@@ -3697,6 +3880,75 @@ func (x *PrefetchStats) GetCancelled() int64 {
 	return 0
 }
 
+// CatalogStats is the state of the catalog.
+type CatalogStats struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	State         string                 `protobuf:"bytes,1,opt,name=state,proto3" json:"state,omitempty"`                                   // healthy; degraded: nothing new is recorded, what is there is served
+	Reason        string                 `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`                                 // why it is not healthy
+	SinceUnixMs   int64                  `protobuf:"varint,3,opt,name=since_unix_ms,json=sinceUnixMs,proto3" json:"since_unix_ms,omitempty"` // when it came into its state; 0: not said
+	Errors        int64                  `protobuf:"varint,4,opt,name=errors,proto3" json:"errors,omitempty"`                                // times that it left healthy
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CatalogStats) Reset() {
+	*x = CatalogStats{}
+	mi := &file_kvtier_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CatalogStats) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CatalogStats) ProtoMessage() {}
+
+func (x *CatalogStats) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CatalogStats.ProtoReflect.Descriptor instead.
+func (*CatalogStats) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *CatalogStats) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *CatalogStats) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *CatalogStats) GetSinceUnixMs() int64 {
+	if x != nil {
+		return x.SinceUnixMs
+	}
+	return 0
+}
+
+func (x *CatalogStats) GetErrors() int64 {
+	if x != nil {
+		return x.Errors
+	}
+	return 0
+}
+
 // StatsResponse is a snapshot of the store. Counters are since the start.
 type StatsResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3711,16 +3963,22 @@ type StatsResponse struct {
 	Leases        int64                  `protobuf:"varint,9,opt,name=leases,proto3" json:"leases,omitempty"`                                                                             // held now
 	Reservations  int64                  `protobuf:"varint,10,opt,name=reservations,proto3" json:"reservations,omitempty"`                                                                // held now
 	Prefetch      *PrefetchStats         `protobuf:"bytes,11,opt,name=prefetch,proto3" json:"prefetch,omitempty"`
-	Watchers      int64                  `protobuf:"varint,12,opt,name=watchers,proto3" json:"watchers,omitempty"`                       // now
-	EventsLost    int64                  `protobuf:"varint,13,opt,name=events_lost,json=eventsLost,proto3" json:"events_lost,omitempty"` // events that slow watchers missed
-	TableBytes    int64                  `protobuf:"varint,14,opt,name=table_bytes,json=tableBytes,proto3" json:"table_bytes,omitempty"` // memory of the resident table
+	Watchers      int64                  `protobuf:"varint,12,opt,name=watchers,proto3" json:"watchers,omitempty"`                          // now
+	EventsLost    int64                  `protobuf:"varint,13,opt,name=events_lost,json=eventsLost,proto3" json:"events_lost,omitempty"`    // events that slow watchers missed
+	TableBytes    int64                  `protobuf:"varint,14,opt,name=table_bytes,json=tableBytes,proto3" json:"table_bytes,omitempty"`    // memory of the resident table
+	Incarnation   uint64                 `protobuf:"fixed64,15,opt,name=incarnation,proto3" json:"incarnation,omitempty"`                   // of the store: random, drawn when it is opened
+	EventSeq      uint64                 `protobuf:"varint,16,opt,name=event_seq,json=eventSeq,proto3" json:"event_seq,omitempty"`          // number of the last event
+	Pinned        int64                  `protobuf:"varint,17,opt,name=pinned,proto3" json:"pinned,omitempty"`                              // blocks that are pinned
+	PinnedBytes   int64                  `protobuf:"varint,18,opt,name=pinned_bytes,json=pinnedBytes,proto3" json:"pinned_bytes,omitempty"` // of their payload
+	Scrub         *ScrubStatus           `protobuf:"bytes,19,opt,name=scrub,proto3" json:"scrub,omitempty"`
+	Catalog       *CatalogStats          `protobuf:"bytes,20,opt,name=catalog,proto3" json:"catalog,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_kvtier_proto_msgTypes[50]
+	mi := &file_kvtier_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3732,7 +3990,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[50]
+	mi := &file_kvtier_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3745,7 +4003,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{50}
+	return file_kvtier_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *StatsResponse) GetUptimeMs() int64 {
@@ -3846,18 +4104,70 @@ func (x *StatsResponse) GetTableBytes() int64 {
 	return 0
 }
 
-// WatchRequest says whose events to tell.
+func (x *StatsResponse) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
+func (x *StatsResponse) GetEventSeq() uint64 {
+	if x != nil {
+		return x.EventSeq
+	}
+	return 0
+}
+
+func (x *StatsResponse) GetPinned() int64 {
+	if x != nil {
+		return x.Pinned
+	}
+	return 0
+}
+
+func (x *StatsResponse) GetPinnedBytes() int64 {
+	if x != nil {
+		return x.PinnedBytes
+	}
+	return 0
+}
+
+func (x *StatsResponse) GetScrub() *ScrubStatus {
+	if x != nil {
+		return x.Scrub
+	}
+	return nil
+}
+
+func (x *StatsResponse) GetCatalog() *CatalogStats {
+	if x != nil {
+		return x.Catalog
+	}
+	return nil
+}
+
+// WatchRequest says whose events to tell, and from where on.
 type WatchRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Namespace     uint32                 `protobuf:"varint,1,opt,name=namespace,proto3" json:"namespace,omitempty"` // 0: all namespaces
-	NamespaceTag  uint64                 `protobuf:"fixed64,2,opt,name=namespace_tag,json=namespaceTag,proto3" json:"namespace_tag,omitempty"`
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Namespace    uint32                 `protobuf:"varint,1,opt,name=namespace,proto3" json:"namespace,omitempty"` // 0: all namespaces
+	NamespaceTag uint64                 `protobuf:"fixed64,2,opt,name=namespace_tag,json=namespaceTag,proto3" json:"namespace_tag,omitempty"`
+	// Not 0: go on behind event `after` of this incarnation of the store. When that
+	// cannot be, because the store was opened anew or holds those events no more,
+	// the watch begins with a snapshot if one is wanted, else with a LOST.
+	Incarnation uint64 `protobuf:"fixed64,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	After       uint64 `protobuf:"varint,4,opt,name=after,proto3" json:"after,omitempty"` // number of the last event that the caller knows of
+	// Begin with what is there: a PRESENT for each block in each tier, then SNAPSHOT,
+	// then what has happened since `seq` of the first message. A block may be told of
+	// twice; whoever applies all in order ends with what is there. A watch that goes
+	// on where it was has no snapshot.
+	Snapshot      bool `protobuf:"varint,5,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_kvtier_proto_msgTypes[51]
+	mi := &file_kvtier_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3869,7 +4179,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[51]
+	mi := &file_kvtier_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3882,7 +4192,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{51}
+	return file_kvtier_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *WatchRequest) GetNamespace() uint32 {
@@ -3899,26 +4209,49 @@ func (x *WatchRequest) GetNamespaceTag() uint64 {
 	return 0
 }
 
+func (x *WatchRequest) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
+func (x *WatchRequest) GetAfter() uint64 {
+	if x != nil {
+		return x.After
+	}
+	return 0
+}
+
+func (x *WatchRequest) GetSnapshot() bool {
+	if x != nil {
+		return x.Snapshot
+	}
+	return false
+}
+
 // Event tells of one change.
 type Event struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Seq           uint64                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"` // grows by one with each event of the process
-	Kind          EventKind              `protobuf:"varint,2,opt,name=kind,proto3,enum=kvtier.v1.EventKind" json:"kind,omitempty"`
-	Namespace     string                 `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"` // its name
-	Hash          []byte                 `protobuf:"bytes,4,opt,name=hash,proto3" json:"hash,omitempty"`
-	Parent        []byte                 `protobuf:"bytes,5,opt,name=parent,proto3" json:"parent,omitempty"` // empty: none
-	Tier          Tier                   `protobuf:"varint,6,opt,name=tier,proto3,enum=kvtier.v1.Tier" json:"tier,omitempty"`
-	Reason        Reason                 `protobuf:"varint,7,opt,name=reason,proto3,enum=kvtier.v1.Reason" json:"reason,omitempty"` // with REMOVED
-	Length        uint32                 `protobuf:"varint,8,opt,name=length,proto3" json:"length,omitempty"`                       // payload bytes
-	Last          bool                   `protobuf:"varint,9,opt,name=last,proto3" json:"last,omitempty"`                           // with REMOVED: no tier has it now
-	Count         int64                  `protobuf:"varint,10,opt,name=count,proto3" json:"count,omitempty"`                        // with CLEARED and LOST
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Grows by one with each event of the process. With LOST and SNAPSHOT it is that
+	// of the last event before those that follow, with PRESENT 0.
+	Seq           uint64    `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
+	Kind          EventKind `protobuf:"varint,2,opt,name=kind,proto3,enum=kvtier.v1.EventKind" json:"kind,omitempty"`
+	Namespace     string    `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"` // its name
+	Hash          []byte    `protobuf:"bytes,4,opt,name=hash,proto3" json:"hash,omitempty"`
+	Parent        []byte    `protobuf:"bytes,5,opt,name=parent,proto3" json:"parent,omitempty"` // with STORED and PRESENT; empty: none
+	Tier          Tier      `protobuf:"varint,6,opt,name=tier,proto3,enum=kvtier.v1.Tier" json:"tier,omitempty"`
+	Reason        Reason    `protobuf:"varint,7,opt,name=reason,proto3,enum=kvtier.v1.Reason" json:"reason,omitempty"` // with REMOVED
+	Length        uint32    `protobuf:"varint,8,opt,name=length,proto3" json:"length,omitempty"`                       // payload bytes
+	Last          bool      `protobuf:"varint,9,opt,name=last,proto3" json:"last,omitempty"`                           // with REMOVED: no tier has it now
+	Count         int64     `protobuf:"varint,10,opt,name=count,proto3" json:"count,omitempty"`                        // with CLEARED, LOST and SNAPSHOT
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_kvtier_proto_msgTypes[52]
+	mi := &file_kvtier_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3930,7 +4263,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[52]
+	mi := &file_kvtier_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3943,7 +4276,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{52}
+	return file_kvtier_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -4018,16 +4351,20 @@ func (x *Event) GetCount() int64 {
 
 // WatchResponse is one message of a watch.
 type WatchResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Ready         bool                   `protobuf:"varint,1,opt,name=ready,proto3" json:"ready,omitempty"` // in the first message only, which has no event
-	Event         *Event                 `protobuf:"bytes,2,opt,name=event,proto3" json:"event,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Ready bool                   `protobuf:"varint,1,opt,name=ready,proto3" json:"ready,omitempty"` // in the first message only, which has no event
+	Event *Event                 `protobuf:"bytes,2,opt,name=event,proto3" json:"event,omitempty"`
+	// The next three are in the first message.
+	Incarnation   uint64 `protobuf:"fixed64,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // of the store
+	Seq           uint64 `protobuf:"varint,4,opt,name=seq,proto3" json:"seq,omitempty"`                  // of the last event before those that will be told
+	Resumed       bool   `protobuf:"varint,5,opt,name=resumed,proto3" json:"resumed,omitempty"`          // it goes on where the request asked it to
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_kvtier_proto_msgTypes[53]
+	mi := &file_kvtier_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4039,7 +4376,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[53]
+	mi := &file_kvtier_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4052,7 +4389,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{53}
+	return file_kvtier_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *WatchResponse) GetReady() bool {
@@ -4069,6 +4406,765 @@ func (x *WatchResponse) GetEvent() *Event {
 	return nil
 }
 
+func (x *WatchResponse) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
+func (x *WatchResponse) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *WatchResponse) GetResumed() bool {
+	if x != nil {
+		return x.Resumed
+	}
+	return false
+}
+
+// PinRequest names up to 4096 keys.
+type PinRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     uint32                 `protobuf:"varint,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	NamespaceTag  uint64                 `protobuf:"fixed64,2,opt,name=namespace_tag,json=namespaceTag,proto3" json:"namespace_tag,omitempty"`
+	HashLen       uint32                 `protobuf:"varint,3,opt,name=hash_len,json=hashLen,proto3" json:"hash_len,omitempty"`
+	Hashes        []byte                 `protobuf:"bytes,4,opt,name=hashes,proto3" json:"hashes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PinRequest) Reset() {
+	*x = PinRequest{}
+	mi := &file_kvtier_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PinRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PinRequest) ProtoMessage() {}
+
+func (x *PinRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PinRequest.ProtoReflect.Descriptor instead.
+func (*PinRequest) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *PinRequest) GetNamespace() uint32 {
+	if x != nil {
+		return x.Namespace
+	}
+	return 0
+}
+
+func (x *PinRequest) GetNamespaceTag() uint64 {
+	if x != nil {
+		return x.NamespaceTag
+	}
+	return 0
+}
+
+func (x *PinRequest) GetHashLen() uint32 {
+	if x != nil {
+		return x.HashLen
+	}
+	return 0
+}
+
+func (x *PinRequest) GetHashes() []byte {
+	if x != nil {
+		return x.Hashes
+	}
+	return nil
+}
+
+// PinResult is the result of one key.
+type PinResult struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Absent when the block is pinned now. Otherwise why not: NOT_FOUND, NO_SPACE
+	// (too much is pinned, or NVMe has no room), UNAVAILABLE.
+	Failure       *Failure `protobuf:"bytes,1,opt,name=failure,proto3" json:"failure,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PinResult) Reset() {
+	*x = PinResult{}
+	mi := &file_kvtier_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PinResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PinResult) ProtoMessage() {}
+
+func (x *PinResult) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PinResult.ProtoReflect.Descriptor instead.
+func (*PinResult) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *PinResult) GetFailure() *Failure {
+	if x != nil {
+		return x.Failure
+	}
+	return nil
+}
+
+// PinResponse has one result for each key, in order.
+type PinResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Results       []*PinResult           `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PinResponse) Reset() {
+	*x = PinResponse{}
+	mi := &file_kvtier_proto_msgTypes[58]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PinResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PinResponse) ProtoMessage() {}
+
+func (x *PinResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[58]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PinResponse.ProtoReflect.Descriptor instead.
+func (*PinResponse) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{58}
+}
+
+func (x *PinResponse) GetResults() []*PinResult {
+	if x != nil {
+		return x.Results
+	}
+	return nil
+}
+
+// UnpinRequest names up to 4096 keys.
+type UnpinRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     uint32                 `protobuf:"varint,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	NamespaceTag  uint64                 `protobuf:"fixed64,2,opt,name=namespace_tag,json=namespaceTag,proto3" json:"namespace_tag,omitempty"`
+	HashLen       uint32                 `protobuf:"varint,3,opt,name=hash_len,json=hashLen,proto3" json:"hash_len,omitempty"`
+	Hashes        []byte                 `protobuf:"bytes,4,opt,name=hashes,proto3" json:"hashes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnpinRequest) Reset() {
+	*x = UnpinRequest{}
+	mi := &file_kvtier_proto_msgTypes[59]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnpinRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnpinRequest) ProtoMessage() {}
+
+func (x *UnpinRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[59]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnpinRequest.ProtoReflect.Descriptor instead.
+func (*UnpinRequest) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{59}
+}
+
+func (x *UnpinRequest) GetNamespace() uint32 {
+	if x != nil {
+		return x.Namespace
+	}
+	return 0
+}
+
+func (x *UnpinRequest) GetNamespaceTag() uint64 {
+	if x != nil {
+		return x.NamespaceTag
+	}
+	return 0
+}
+
+func (x *UnpinRequest) GetHashLen() uint32 {
+	if x != nil {
+		return x.HashLen
+	}
+	return 0
+}
+
+func (x *UnpinRequest) GetHashes() []byte {
+	if x != nil {
+		return x.Hashes
+	}
+	return nil
+}
+
+// UnpinResponse says how many of the keys were pinned.
+type UnpinResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Unpinned      uint32                 `protobuf:"varint,1,opt,name=unpinned,proto3" json:"unpinned,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UnpinResponse) Reset() {
+	*x = UnpinResponse{}
+	mi := &file_kvtier_proto_msgTypes[60]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UnpinResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UnpinResponse) ProtoMessage() {}
+
+func (x *UnpinResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[60]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UnpinResponse.ProtoReflect.Descriptor instead.
+func (*UnpinResponse) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{60}
+}
+
+func (x *UnpinResponse) GetUnpinned() uint32 {
+	if x != nil {
+		return x.Unpinned
+	}
+	return 0
+}
+
+// StartScrubRequest says how to scrub.
+type StartScrubRequest struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	BytesPerSecond int64                  `protobuf:"varint,1,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"` // read from the devices; 0: 64 MiB
+	Restart        bool                   `protobuf:"varint,2,opt,name=restart,proto3" json:"restart,omitempty"`                                       // from the beginning, also when an earlier scrub was not finished
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *StartScrubRequest) Reset() {
+	*x = StartScrubRequest{}
+	mi := &file_kvtier_proto_msgTypes[61]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartScrubRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartScrubRequest) ProtoMessage() {}
+
+func (x *StartScrubRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[61]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartScrubRequest.ProtoReflect.Descriptor instead.
+func (*StartScrubRequest) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{61}
+}
+
+func (x *StartScrubRequest) GetBytesPerSecond() int64 {
+	if x != nil {
+		return x.BytesPerSecond
+	}
+	return 0
+}
+
+func (x *StartScrubRequest) GetRestart() bool {
+	if x != nil {
+		return x.Restart
+	}
+	return false
+}
+
+// StopScrubRequest is empty.
+type StopScrubRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StopScrubRequest) Reset() {
+	*x = StopScrubRequest{}
+	mi := &file_kvtier_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StopScrubRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StopScrubRequest) ProtoMessage() {}
+
+func (x *StopScrubRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StopScrubRequest.ProtoReflect.Descriptor instead.
+func (*StopScrubRequest) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{62}
+}
+
+// ScrubStatus tells how far a scrub is, or how the last one ended. Its counters
+// go on when a scrub is continued after a restart.
+type ScrubStatus struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	State         ScrubState             `protobuf:"varint,1,opt,name=state,proto3,enum=kvtier.v1.ScrubState" json:"state,omitempty"`
+	StartedUnixMs int64                  `protobuf:"varint,2,opt,name=started_unix_ms,json=startedUnixMs,proto3" json:"started_unix_ms,omitempty"` // 0: never
+	EndedUnixMs   int64                  `protobuf:"varint,3,opt,name=ended_unix_ms,json=endedUnixMs,proto3" json:"ended_unix_ms,omitempty"`       // 0 while it runs
+	Done          int64                  `protobuf:"varint,4,opt,name=done,proto3" json:"done,omitempty"`                                          // bytes of the slabs that it is through with
+	Total         int64                  `protobuf:"varint,5,opt,name=total,proto3" json:"total,omitempty"`                                        // bytes of the slabs
+	Blocks        int64                  `protobuf:"varint,6,opt,name=blocks,proto3" json:"blocks,omitempty"`                                      // read and compared
+	Damaged       int64                  `protobuf:"varint,7,opt,name=damaged,proto3" json:"damaged,omitempty"`                                    // of those, whose header or payload was wrong or could not be read
+	Repaired      int64                  `protobuf:"varint,8,opt,name=repaired,proto3" json:"repaired,omitempty"`                                  // of the damaged, written anew from another tier
+	Dropped       int64                  `protobuf:"varint,9,opt,name=dropped,proto3" json:"dropped,omitempty"`                                    // of the damaged, those that no other tier had
+	Stale         int64                  `protobuf:"varint,10,opt,name=stale,proto3" json:"stale,omitempty"`                                       // headers of blocks that are not there any more, invalidated
+	Error         string                 `protobuf:"bytes,11,opt,name=error,proto3" json:"error,omitempty"`                                        // with FAILED
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ScrubStatus) Reset() {
+	*x = ScrubStatus{}
+	mi := &file_kvtier_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ScrubStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ScrubStatus) ProtoMessage() {}
+
+func (x *ScrubStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ScrubStatus.ProtoReflect.Descriptor instead.
+func (*ScrubStatus) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *ScrubStatus) GetState() ScrubState {
+	if x != nil {
+		return x.State
+	}
+	return ScrubState_SCRUB_STATE_NEVER
+}
+
+func (x *ScrubStatus) GetStartedUnixMs() int64 {
+	if x != nil {
+		return x.StartedUnixMs
+	}
+	return 0
+}
+
+func (x *ScrubStatus) GetEndedUnixMs() int64 {
+	if x != nil {
+		return x.EndedUnixMs
+	}
+	return 0
+}
+
+func (x *ScrubStatus) GetDone() int64 {
+	if x != nil {
+		return x.Done
+	}
+	return 0
+}
+
+func (x *ScrubStatus) GetTotal() int64 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+func (x *ScrubStatus) GetBlocks() int64 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
+func (x *ScrubStatus) GetDamaged() int64 {
+	if x != nil {
+		return x.Damaged
+	}
+	return 0
+}
+
+func (x *ScrubStatus) GetRepaired() int64 {
+	if x != nil {
+		return x.Repaired
+	}
+	return 0
+}
+
+func (x *ScrubStatus) GetDropped() int64 {
+	if x != nil {
+		return x.Dropped
+	}
+	return 0
+}
+
+func (x *ScrubStatus) GetStale() int64 {
+	if x != nil {
+		return x.Stale
+	}
+	return 0
+}
+
+func (x *ScrubStatus) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+// ListSessionsRequest is empty.
+type ListSessionsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListSessionsRequest) Reset() {
+	*x = ListSessionsRequest{}
+	mi := &file_kvtier_proto_msgTypes[64]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListSessionsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListSessionsRequest) ProtoMessage() {}
+
+func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[64]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
+func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{64}
+}
+
+// ListSessionsResponse lists sessions.
+type ListSessionsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sessions      []*SessionInfo         `protobuf:"bytes,1,rep,name=sessions,proto3" json:"sessions,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListSessionsResponse) Reset() {
+	*x = ListSessionsResponse{}
+	mi := &file_kvtier_proto_msgTypes[65]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListSessionsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListSessionsResponse) ProtoMessage() {}
+
+func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[65]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
+func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{65}
+}
+
+func (x *ListSessionsResponse) GetSessions() []*SessionInfo {
+	if x != nil {
+		return x.Sessions
+	}
+	return nil
+}
+
+// SessionInfo is a snapshot of one session: docs/protocol.md.
+type SessionInfo struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint64                 `protobuf:"fixed64,1,opt,name=id,proto3" json:"id,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`         // that the client gave itself
+	Identity      string                 `protobuf:"bytes,3,opt,name=identity,proto3" json:"identity,omitempty"` // by which its rights were chosen; empty where clients are not told apart
+	Peer          string                 `protobuf:"bytes,4,opt,name=peer,proto3" json:"peer,omitempty"`         // HOST:PORT of the client; "unix" over a unix socket
+	Pid           int32                  `protobuf:"varint,5,opt,name=pid,proto3" json:"pid,omitempty"`          // over a unix socket: the process that connected it
+	Uid           uint32                 `protobuf:"varint,6,opt,name=uid,proto3" json:"uid,omitempty"`          // and its user
+	Shared        bool                   `protobuf:"varint,7,opt,name=shared,proto3" json:"shared,omitempty"`    // it has the store's memory
+	AgeMs         int64                  `protobuf:"varint,8,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`
+	Regions       uint32                 `protobuf:"varint,9,opt,name=regions,proto3" json:"regions,omitempty"` // of the client's memory, that the server may reach
+	RegionBytes   int64                  `protobuf:"varint,10,opt,name=region_bytes,json=regionBytes,proto3" json:"region_bytes,omitempty"`
+	Leases        uint32                 `protobuf:"varint,11,opt,name=leases,proto3" json:"leases,omitempty"`
+	LeasesLimit   uint32                 `protobuf:"varint,12,opt,name=leases_limit,json=leasesLimit,proto3" json:"leases_limit,omitempty"`    // leases that it may have
+	LeasedBlocks  uint32                 `protobuf:"varint,13,opt,name=leased_blocks,json=leasedBlocks,proto3" json:"leased_blocks,omitempty"` // in its leases
+	Places        uint32                 `protobuf:"varint,14,opt,name=places,proto3" json:"places,omitempty"`                                 // for puts, that it holds
+	PlaceBytes    int64                  `protobuf:"varint,15,opt,name=place_bytes,json=placeBytes,proto3" json:"place_bytes,omitempty"`
+	Calls         uint32                 `protobuf:"varint,16,opt,name=calls,proto3" json:"calls,omitempty"` // in flight
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SessionInfo) Reset() {
+	*x = SessionInfo{}
+	mi := &file_kvtier_proto_msgTypes[66]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SessionInfo) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SessionInfo) ProtoMessage() {}
+
+func (x *SessionInfo) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[66]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SessionInfo.ProtoReflect.Descriptor instead.
+func (*SessionInfo) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{66}
+}
+
+func (x *SessionInfo) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *SessionInfo) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SessionInfo) GetIdentity() string {
+	if x != nil {
+		return x.Identity
+	}
+	return ""
+}
+
+func (x *SessionInfo) GetPeer() string {
+	if x != nil {
+		return x.Peer
+	}
+	return ""
+}
+
+func (x *SessionInfo) GetPid() int32 {
+	if x != nil {
+		return x.Pid
+	}
+	return 0
+}
+
+func (x *SessionInfo) GetUid() uint32 {
+	if x != nil {
+		return x.Uid
+	}
+	return 0
+}
+
+func (x *SessionInfo) GetShared() bool {
+	if x != nil {
+		return x.Shared
+	}
+	return false
+}
+
+func (x *SessionInfo) GetAgeMs() int64 {
+	if x != nil {
+		return x.AgeMs
+	}
+	return 0
+}
+
+func (x *SessionInfo) GetRegions() uint32 {
+	if x != nil {
+		return x.Regions
+	}
+	return 0
+}
+
+func (x *SessionInfo) GetRegionBytes() int64 {
+	if x != nil {
+		return x.RegionBytes
+	}
+	return 0
+}
+
+func (x *SessionInfo) GetLeases() uint32 {
+	if x != nil {
+		return x.Leases
+	}
+	return 0
+}
+
+func (x *SessionInfo) GetLeasesLimit() uint32 {
+	if x != nil {
+		return x.LeasesLimit
+	}
+	return 0
+}
+
+func (x *SessionInfo) GetLeasedBlocks() uint32 {
+	if x != nil {
+		return x.LeasedBlocks
+	}
+	return 0
+}
+
+func (x *SessionInfo) GetPlaces() uint32 {
+	if x != nil {
+		return x.Places
+	}
+	return 0
+}
+
+func (x *SessionInfo) GetPlaceBytes() int64 {
+	if x != nil {
+		return x.PlaceBytes
+	}
+	return 0
+}
+
+func (x *SessionInfo) GetCalls() uint32 {
+	if x != nil {
+		return x.Calls
+	}
+	return 0
+}
+
 var File_kvtier_proto protoreflect.FileDescriptor
 
 const file_kvtier_proto_rawDesc = "" +
@@ -4081,10 +5177,16 @@ const file_kvtier_proto_rawDesc = "" +
 	"\x05field\x18\x04 \x01(\tR\x05field\x12\x12\n" +
 	"\x04have\x18\x05 \x01(\tR\x04have\x12\x12\n" +
 	"\x04want\x18\x06 \x01(\tR\x04want\"\r\n" +
-	"\vPingRequest\">\n" +
+	"\vPingRequest\"\x91\x01\n" +
 	"\fPingResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x14\n" +
-	"\x05ready\x18\x02 \x01(\bR\x05ready\"\x8b\x03\n" +
+	"\x05ready\x18\x02 \x01(\bR\x05ready\x12 \n" +
+	"\vincarnation\x18\x03 \x01(\x06R\vincarnation\x12/\n" +
+	"\bsessions\x18\x04 \x01(\v2\x13.kvtier.v1.SessionsR\bsessions\"^\n" +
+	"\bSessions\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x16\n" +
+	"\x06socket\x18\x02 \x01(\tR\x06socket\x12 \n" +
+	"\vincarnation\x18\x03 \x01(\x06R\vincarnation\"\x8b\x03\n" +
 	"\n" +
 	"Descriptor\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
@@ -4107,7 +5209,7 @@ const file_kvtier_proto_rawDesc = "" +
 	"\n" +
 	"descriptor\x18\x01 \x01(\v2\x15.kvtier.v1.DescriptorR\n" +
 	"descriptor\x12\x15\n" +
-	"\x06ttl_ms\x18\x02 \x01(\x03R\x05ttlMs\"\xd4\x01\n" +
+	"\x06ttl_ms\x18\x02 \x01(\x03R\x05ttlMs\"\x85\x02\n" +
 	"\tNamespace\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\rR\x02id\x12\x10\n" +
 	"\x03tag\x18\x02 \x01(\x06R\x03tag\x125\n" +
@@ -4117,7 +5219,8 @@ const file_kvtier_proto_rawDesc = "" +
 	"\bhash_len\x18\x04 \x01(\rR\ahashLen\x12\x14\n" +
 	"\x05epoch\x18\x05 \x01(\rR\x05epoch\x12\x15\n" +
 	"\x06ttl_ms\x18\x06 \x01(\x03R\x05ttlMs\x12&\n" +
-	"\x0fcreated_unix_ms\x18\a \x01(\x03R\rcreatedUnixMs\"9\n" +
+	"\x0fcreated_unix_ms\x18\a \x01(\x03R\rcreatedUnixMs\x12/\n" +
+	"\bsessions\x18\b \x01(\v2\x13.kvtier.v1.SessionsR\bsessions\"9\n" +
 	"\x13GetNamespaceRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\rR\x02id\"\x17\n" +
@@ -4271,18 +5374,19 @@ const file_kvtier_proto_rawDesc = "" +
 	"\tnamespace\x18\x01 \x01(\rR\tnamespace\x12#\n" +
 	"\rnamespace_tag\x18\x02 \x01(\x06R\fnamespaceTag\x12\x16\n" +
 	"\x06cursor\x18\x03 \x01(\tR\x06cursor\x12\x14\n" +
-	"\x05limit\x18\x04 \x01(\rR\x05limit\"\xb0\x01\n" +
+	"\x05limit\x18\x04 \x01(\rR\x05limit\"\xc8\x01\n" +
 	"\tListEntry\x12\x12\n" +
 	"\x04hash\x18\x01 \x01(\fR\x04hash\x12\x16\n" +
 	"\x06parent\x18\x02 \x01(\fR\x06parent\x12\x16\n" +
 	"\x06length\x18\x03 \x01(\rR\x06length\x12\x10\n" +
 	"\x03sum\x18\x04 \x01(\fR\x03sum\x12%\n" +
 	"\x05tiers\x18\x05 \x03(\x0e2\x0f.kvtier.v1.TierR\x05tiers\x12&\n" +
-	"\x0fexpires_unix_ms\x18\x06 \x01(\x03R\rexpiresUnixMs\"R\n" +
+	"\x0fexpires_unix_ms\x18\x06 \x01(\x03R\rexpiresUnixMs\x12\x16\n" +
+	"\x06pinned\x18\a \x01(\bR\x06pinned\"R\n" +
 	"\fListResponse\x12.\n" +
 	"\aentries\x18\x01 \x03(\v2\x14.kvtier.v1.ListEntryR\aentries\x12\x12\n" +
 	"\x04next\x18\x02 \x01(\tR\x04next\"\x0e\n" +
-	"\fStatsRequest\"\xca\x01\n" +
+	"\fStatsRequest\"\x9e\x02\n" +
 	"\vDeviceStats\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x12\x14\n" +
@@ -4293,7 +5397,11 @@ const file_kvtier_proto_rawDesc = "" +
 	"\x05state\x18\x06 \x01(\tR\x05state\x12\x1d\n" +
 	"\n" +
 	"page_bytes\x18\a \x01(\x03R\tpageBytes\x12\x16\n" +
-	"\x06locked\x18\b \x01(\x03R\x06locked\"\xe1\x03\n" +
+	"\x06locked\x18\b \x01(\x03R\x06locked\x12\x16\n" +
+	"\x06reason\x18\t \x01(\tR\x06reason\x12\"\n" +
+	"\rsince_unix_ms\x18\n" +
+	" \x01(\x03R\vsinceUnixMs\x12\x16\n" +
+	"\x06errors\x18\v \x01(\x03R\x06errors\"\xe1\x03\n" +
 	"\tTierStats\x12#\n" +
 	"\x04tier\x18\x01 \x01(\x0e2\x0f.kvtier.v1.TierR\x04tier\x12\x1a\n" +
 	"\bcapacity\x18\x02 \x01(\x03R\bcapacity\x12\x12\n" +
@@ -4318,7 +5426,12 @@ const file_kvtier_proto_rawDesc = "" +
 	"\x06queued\x18\x01 \x01(\x03R\x06queued\x12\x12\n" +
 	"\x04done\x18\x02 \x01(\x03R\x04done\x12\x18\n" +
 	"\adropped\x18\x03 \x01(\x03R\adropped\x12\x1c\n" +
-	"\tcancelled\x18\x04 \x01(\x03R\tcancelled\"\x8e\x05\n" +
+	"\tcancelled\x18\x04 \x01(\x03R\tcancelled\"x\n" +
+	"\fCatalogStats\x12\x14\n" +
+	"\x05state\x18\x01 \x01(\tR\x05state\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\"\n" +
+	"\rsince_unix_ms\x18\x03 \x01(\x03R\vsinceUnixMs\x12\x16\n" +
+	"\x06errors\x18\x04 \x01(\x03R\x06errors\"\xe9\x06\n" +
 	"\rStatsResponse\x12\x1b\n" +
 	"\tuptime_ms\x18\x01 \x01(\x03R\buptimeMs\x12\x1e\n" +
 	"\n" +
@@ -4338,16 +5451,25 @@ const file_kvtier_proto_rawDesc = "" +
 	"\vevents_lost\x18\r \x01(\x03R\n" +
 	"eventsLost\x12\x1f\n" +
 	"\vtable_bytes\x18\x0e \x01(\x03R\n" +
-	"tableBytes\x1a9\n" +
+	"tableBytes\x12 \n" +
+	"\vincarnation\x18\x0f \x01(\x06R\vincarnation\x12\x1b\n" +
+	"\tevent_seq\x18\x10 \x01(\x04R\beventSeq\x12\x16\n" +
+	"\x06pinned\x18\x11 \x01(\x03R\x06pinned\x12!\n" +
+	"\fpinned_bytes\x18\x12 \x01(\x03R\vpinnedBytes\x12,\n" +
+	"\x05scrub\x18\x13 \x01(\v2\x16.kvtier.v1.ScrubStatusR\x05scrub\x121\n" +
+	"\acatalog\x18\x14 \x01(\v2\x17.kvtier.v1.CatalogStatsR\acatalog\x1a9\n" +
 	"\vMissesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\x1a:\n" +
 	"\fRemovedEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"Q\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\xa5\x01\n" +
 	"\fWatchRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\rR\tnamespace\x12#\n" +
-	"\rnamespace_tag\x18\x02 \x01(\x06R\fnamespaceTag\"\x9f\x02\n" +
+	"\rnamespace_tag\x18\x02 \x01(\x06R\fnamespaceTag\x12 \n" +
+	"\vincarnation\x18\x03 \x01(\x06R\vincarnation\x12\x14\n" +
+	"\x05after\x18\x04 \x01(\x04R\x05after\x12\x1a\n" +
+	"\bsnapshot\x18\x05 \x01(\bR\bsnapshot\"\x9f\x02\n" +
 	"\x05Event\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12(\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x14.kvtier.v1.EventKindR\x04kind\x12\x1c\n" +
@@ -4359,10 +5481,69 @@ const file_kvtier_proto_rawDesc = "" +
 	"\x06length\x18\b \x01(\rR\x06length\x12\x12\n" +
 	"\x04last\x18\t \x01(\bR\x04last\x12\x14\n" +
 	"\x05count\x18\n" +
-	" \x01(\x03R\x05count\"M\n" +
+	" \x01(\x03R\x05count\"\x9b\x01\n" +
 	"\rWatchResponse\x12\x14\n" +
 	"\x05ready\x18\x01 \x01(\bR\x05ready\x12&\n" +
-	"\x05event\x18\x02 \x01(\v2\x10.kvtier.v1.EventR\x05event*I\n" +
+	"\x05event\x18\x02 \x01(\v2\x10.kvtier.v1.EventR\x05event\x12 \n" +
+	"\vincarnation\x18\x03 \x01(\x06R\vincarnation\x12\x10\n" +
+	"\x03seq\x18\x04 \x01(\x04R\x03seq\x12\x18\n" +
+	"\aresumed\x18\x05 \x01(\bR\aresumed\"\x82\x01\n" +
+	"\n" +
+	"PinRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\rR\tnamespace\x12#\n" +
+	"\rnamespace_tag\x18\x02 \x01(\x06R\fnamespaceTag\x12\x19\n" +
+	"\bhash_len\x18\x03 \x01(\rR\ahashLen\x12\x16\n" +
+	"\x06hashes\x18\x04 \x01(\fR\x06hashes\"9\n" +
+	"\tPinResult\x12,\n" +
+	"\afailure\x18\x01 \x01(\v2\x12.kvtier.v1.FailureR\afailure\"=\n" +
+	"\vPinResponse\x12.\n" +
+	"\aresults\x18\x01 \x03(\v2\x14.kvtier.v1.PinResultR\aresults\"\x84\x01\n" +
+	"\fUnpinRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\rR\tnamespace\x12#\n" +
+	"\rnamespace_tag\x18\x02 \x01(\x06R\fnamespaceTag\x12\x19\n" +
+	"\bhash_len\x18\x03 \x01(\rR\ahashLen\x12\x16\n" +
+	"\x06hashes\x18\x04 \x01(\fR\x06hashes\"+\n" +
+	"\rUnpinResponse\x12\x1a\n" +
+	"\bunpinned\x18\x01 \x01(\rR\bunpinned\"W\n" +
+	"\x11StartScrubRequest\x12(\n" +
+	"\x10bytes_per_second\x18\x01 \x01(\x03R\x0ebytesPerSecond\x12\x18\n" +
+	"\arestart\x18\x02 \x01(\bR\arestart\"\x12\n" +
+	"\x10StopScrubRequest\"\xc4\x02\n" +
+	"\vScrubStatus\x12+\n" +
+	"\x05state\x18\x01 \x01(\x0e2\x15.kvtier.v1.ScrubStateR\x05state\x12&\n" +
+	"\x0fstarted_unix_ms\x18\x02 \x01(\x03R\rstartedUnixMs\x12\"\n" +
+	"\rended_unix_ms\x18\x03 \x01(\x03R\vendedUnixMs\x12\x12\n" +
+	"\x04done\x18\x04 \x01(\x03R\x04done\x12\x14\n" +
+	"\x05total\x18\x05 \x01(\x03R\x05total\x12\x16\n" +
+	"\x06blocks\x18\x06 \x01(\x03R\x06blocks\x12\x18\n" +
+	"\adamaged\x18\a \x01(\x03R\adamaged\x12\x1a\n" +
+	"\brepaired\x18\b \x01(\x03R\brepaired\x12\x18\n" +
+	"\adropped\x18\t \x01(\x03R\adropped\x12\x14\n" +
+	"\x05stale\x18\n" +
+	" \x01(\x03R\x05stale\x12\x14\n" +
+	"\x05error\x18\v \x01(\tR\x05error\"\x15\n" +
+	"\x13ListSessionsRequest\"J\n" +
+	"\x14ListSessionsResponse\x122\n" +
+	"\bsessions\x18\x01 \x03(\v2\x16.kvtier.v1.SessionInfoR\bsessions\"\xa0\x03\n" +
+	"\vSessionInfo\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x06R\x02id\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1a\n" +
+	"\bidentity\x18\x03 \x01(\tR\bidentity\x12\x12\n" +
+	"\x04peer\x18\x04 \x01(\tR\x04peer\x12\x10\n" +
+	"\x03pid\x18\x05 \x01(\x05R\x03pid\x12\x10\n" +
+	"\x03uid\x18\x06 \x01(\rR\x03uid\x12\x16\n" +
+	"\x06shared\x18\a \x01(\bR\x06shared\x12\x15\n" +
+	"\x06age_ms\x18\b \x01(\x03R\x05ageMs\x12\x18\n" +
+	"\aregions\x18\t \x01(\rR\aregions\x12!\n" +
+	"\fregion_bytes\x18\n" +
+	" \x01(\x03R\vregionBytes\x12\x16\n" +
+	"\x06leases\x18\v \x01(\rR\x06leases\x12!\n" +
+	"\fleases_limit\x18\f \x01(\rR\vleasesLimit\x12#\n" +
+	"\rleased_blocks\x18\r \x01(\rR\fleasedBlocks\x12\x16\n" +
+	"\x06places\x18\x0e \x01(\rR\x06places\x12\x1f\n" +
+	"\vplace_bytes\x18\x0f \x01(\x03R\n" +
+	"placeBytes\x12\x14\n" +
+	"\x05calls\x18\x10 \x01(\rR\x05calls*I\n" +
 	"\x04Tier\x12\r\n" +
 	"\tTIER_NONE\x10\x00\x12\v\n" +
 	"\aTIER_G1\x10\x01\x12\v\n" +
@@ -4400,12 +5581,14 @@ const file_kvtier_proto_rawDesc = "" +
 	"\x11PUT_STATUS_EXISTS\x10\x01\x12\x15\n" +
 	"\x11PUT_STATUS_FILLED\x10\x02\x12\x17\n" +
 	"\x13PUT_STATUS_RESERVED\x10\x03\x12\x15\n" +
-	"\x11PUT_STATUS_FAILED\x10\x04*g\n" +
+	"\x11PUT_STATUS_FAILED\x10\x04*\x98\x01\n" +
 	"\tEventKind\x12\x15\n" +
 	"\x11EVENT_KIND_STORED\x10\x00\x12\x16\n" +
 	"\x12EVENT_KIND_REMOVED\x10\x01\x12\x16\n" +
 	"\x12EVENT_KIND_CLEARED\x10\x02\x12\x13\n" +
-	"\x0fEVENT_KIND_LOST\x10\x03*\x91\x01\n" +
+	"\x0fEVENT_KIND_LOST\x10\x03\x12\x16\n" +
+	"\x12EVENT_KIND_PRESENT\x10\x04\x12\x17\n" +
+	"\x13EVENT_KIND_SNAPSHOT\x10\x05*\x91\x01\n" +
 	"\x06Reason\x12\x0f\n" +
 	"\vREASON_NONE\x10\x00\x12\x12\n" +
 	"\x0eREASON_EVICTED\x10\x01\x12\x12\n" +
@@ -4413,8 +5596,14 @@ const file_kvtier_proto_rawDesc = "" +
 	"\x0eREASON_DELETED\x10\x03\x12\x10\n" +
 	"\fREASON_MOVED\x10\x04\x12\x12\n" +
 	"\x0eREASON_DAMAGED\x10\x05\x12\x14\n" +
-	"\x10REASON_DISCARDED\x10\x062\xab\n" +
+	"\x10REASON_DISCARDED\x10\x06*\x83\x01\n" +
 	"\n" +
+	"ScrubState\x12\x15\n" +
+	"\x11SCRUB_STATE_NEVER\x10\x00\x12\x17\n" +
+	"\x13SCRUB_STATE_RUNNING\x10\x01\x12\x17\n" +
+	"\x13SCRUB_STATE_STOPPED\x10\x02\x12\x14\n" +
+	"\x10SCRUB_STATE_DONE\x10\x03\x12\x16\n" +
+	"\x12SCRUB_STATE_FAILED\x10\x042\xf4\f\n" +
 	"\x06Kvtier\x127\n" +
 	"\x04Ping\x12\x16.kvtier.v1.PingRequest\x1a\x17.kvtier.v1.PingResponse\x12F\n" +
 	"\rOpenNamespace\x12\x1f.kvtier.v1.OpenNamespaceRequest\x1a\x14.kvtier.v1.Namespace\x12D\n" +
@@ -4434,9 +5623,15 @@ const file_kvtier_proto_rawDesc = "" +
 	"\fReleaseLease\x12\x1e.kvtier.v1.ReleaseLeaseRequest\x1a\x1f.kvtier.v1.ReleaseLeaseResponse\x12=\n" +
 	"\x06Delete\x12\x18.kvtier.v1.DeleteRequest\x1a\x19.kvtier.v1.DeleteResponse\x12:\n" +
 	"\x05Clear\x12\x17.kvtier.v1.ClearRequest\x1a\x18.kvtier.v1.ClearResponse\x127\n" +
-	"\x04List\x12\x16.kvtier.v1.ListRequest\x1a\x17.kvtier.v1.ListResponse\x12:\n" +
+	"\x04List\x12\x16.kvtier.v1.ListRequest\x1a\x17.kvtier.v1.ListResponse\x12O\n" +
+	"\fListSessions\x12\x1e.kvtier.v1.ListSessionsRequest\x1a\x1f.kvtier.v1.ListSessionsResponse\x12:\n" +
 	"\x05Stats\x12\x17.kvtier.v1.StatsRequest\x1a\x18.kvtier.v1.StatsResponse\x12<\n" +
-	"\x05Watch\x12\x17.kvtier.v1.WatchRequest\x1a\x18.kvtier.v1.WatchResponse0\x01B'Z%github.com/kvtier/kvtier/api/kvtierpbb\x06proto3"
+	"\x05Watch\x12\x17.kvtier.v1.WatchRequest\x1a\x18.kvtier.v1.WatchResponse0\x01\x124\n" +
+	"\x03Pin\x12\x15.kvtier.v1.PinRequest\x1a\x16.kvtier.v1.PinResponse\x12:\n" +
+	"\x05Unpin\x12\x17.kvtier.v1.UnpinRequest\x1a\x18.kvtier.v1.UnpinResponse\x12B\n" +
+	"\n" +
+	"StartScrub\x12\x1c.kvtier.v1.StartScrubRequest\x1a\x16.kvtier.v1.ScrubStatus\x12@\n" +
+	"\tStopScrub\x12\x1b.kvtier.v1.StopScrubRequest\x1a\x16.kvtier.v1.ScrubStatusB'Z%github.com/kvtier/kvtier/api/kvtierpbb\x06proto3"
 
 var (
 	file_kvtier_proto_rawDescOnce sync.Once
@@ -4450,8 +5645,8 @@ func file_kvtier_proto_rawDescGZIP() []byte {
 	return file_kvtier_proto_rawDescData
 }
 
-var file_kvtier_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_kvtier_proto_msgTypes = make([]protoimpl.MessageInfo, 56)
+var file_kvtier_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
+var file_kvtier_proto_msgTypes = make([]protoimpl.MessageInfo, 69)
 var file_kvtier_proto_goTypes = []any{
 	(Tier)(0),                      // 0: kvtier.v1.Tier
 	(MissReason)(0),                // 1: kvtier.v1.MissReason
@@ -4459,146 +5654,178 @@ var file_kvtier_proto_goTypes = []any{
 	(PutStatus)(0),                 // 3: kvtier.v1.PutStatus
 	(EventKind)(0),                 // 4: kvtier.v1.EventKind
 	(Reason)(0),                    // 5: kvtier.v1.Reason
-	(*Failure)(nil),                // 6: kvtier.v1.Failure
-	(*PingRequest)(nil),            // 7: kvtier.v1.PingRequest
-	(*PingResponse)(nil),           // 8: kvtier.v1.PingResponse
-	(*Descriptor)(nil),             // 9: kvtier.v1.Descriptor
-	(*OpenNamespaceRequest)(nil),   // 10: kvtier.v1.OpenNamespaceRequest
-	(*Namespace)(nil),              // 11: kvtier.v1.Namespace
-	(*GetNamespaceRequest)(nil),    // 12: kvtier.v1.GetNamespaceRequest
-	(*ListNamespacesRequest)(nil),  // 13: kvtier.v1.ListNamespacesRequest
-	(*NamespaceInfo)(nil),          // 14: kvtier.v1.NamespaceInfo
-	(*ListNamespacesResponse)(nil), // 15: kvtier.v1.ListNamespacesResponse
-	(*MatchRequest)(nil),           // 16: kvtier.v1.MatchRequest
-	(*MatchResponse)(nil),          // 17: kvtier.v1.MatchResponse
-	(*Lease)(nil),                  // 18: kvtier.v1.Lease
-	(*LocateRequest)(nil),          // 19: kvtier.v1.LocateRequest
-	(*Located)(nil),                // 20: kvtier.v1.Located
-	(*Locations)(nil),              // 21: kvtier.v1.Locations
-	(*LocateResponse)(nil),         // 22: kvtier.v1.LocateResponse
-	(*PutRequest)(nil),             // 23: kvtier.v1.PutRequest
-	(*PutOpen)(nil),                // 24: kvtier.v1.PutOpen
-	(*PutBlock)(nil),               // 25: kvtier.v1.PutBlock
-	(*PutResult)(nil),              // 26: kvtier.v1.PutResult
-	(*PutResponse)(nil),            // 27: kvtier.v1.PutResponse
-	(*GetRequest)(nil),             // 28: kvtier.v1.GetRequest
-	(*GetResponse)(nil),            // 29: kvtier.v1.GetResponse
-	(*ReserveItem)(nil),            // 30: kvtier.v1.ReserveItem
-	(*ReserveRequest)(nil),         // 31: kvtier.v1.ReserveRequest
-	(*Reservation)(nil),            // 32: kvtier.v1.Reservation
-	(*ReserveResponse)(nil),        // 33: kvtier.v1.ReserveResponse
-	(*CommitRequest)(nil),          // 34: kvtier.v1.CommitRequest
-	(*CommitResponse)(nil),         // 35: kvtier.v1.CommitResponse
-	(*AbortRequest)(nil),           // 36: kvtier.v1.AbortRequest
-	(*AbortResponse)(nil),          // 37: kvtier.v1.AbortResponse
-	(*PrefetchRequest)(nil),        // 38: kvtier.v1.PrefetchRequest
-	(*PrefetchResponse)(nil),       // 39: kvtier.v1.PrefetchResponse
-	(*CancelPrefetchRequest)(nil),  // 40: kvtier.v1.CancelPrefetchRequest
-	(*CancelPrefetchResponse)(nil), // 41: kvtier.v1.CancelPrefetchResponse
-	(*RenewLeaseRequest)(nil),      // 42: kvtier.v1.RenewLeaseRequest
-	(*ReleaseLeaseRequest)(nil),    // 43: kvtier.v1.ReleaseLeaseRequest
-	(*ReleaseLeaseResponse)(nil),   // 44: kvtier.v1.ReleaseLeaseResponse
-	(*DeleteRequest)(nil),          // 45: kvtier.v1.DeleteRequest
-	(*DeleteResponse)(nil),         // 46: kvtier.v1.DeleteResponse
-	(*ClearRequest)(nil),           // 47: kvtier.v1.ClearRequest
-	(*ClearResponse)(nil),          // 48: kvtier.v1.ClearResponse
-	(*ListRequest)(nil),            // 49: kvtier.v1.ListRequest
-	(*ListEntry)(nil),              // 50: kvtier.v1.ListEntry
-	(*ListResponse)(nil),           // 51: kvtier.v1.ListResponse
-	(*StatsRequest)(nil),           // 52: kvtier.v1.StatsRequest
-	(*DeviceStats)(nil),            // 53: kvtier.v1.DeviceStats
-	(*TierStats)(nil),              // 54: kvtier.v1.TierStats
-	(*PrefetchStats)(nil),          // 55: kvtier.v1.PrefetchStats
-	(*StatsResponse)(nil),          // 56: kvtier.v1.StatsResponse
-	(*WatchRequest)(nil),           // 57: kvtier.v1.WatchRequest
-	(*Event)(nil),                  // 58: kvtier.v1.Event
-	(*WatchResponse)(nil),          // 59: kvtier.v1.WatchResponse
-	nil,                            // 60: kvtier.v1.StatsResponse.MissesEntry
-	nil,                            // 61: kvtier.v1.StatsResponse.RemovedEntry
+	(ScrubState)(0),                // 6: kvtier.v1.ScrubState
+	(*Failure)(nil),                // 7: kvtier.v1.Failure
+	(*PingRequest)(nil),            // 8: kvtier.v1.PingRequest
+	(*PingResponse)(nil),           // 9: kvtier.v1.PingResponse
+	(*Sessions)(nil),               // 10: kvtier.v1.Sessions
+	(*Descriptor)(nil),             // 11: kvtier.v1.Descriptor
+	(*OpenNamespaceRequest)(nil),   // 12: kvtier.v1.OpenNamespaceRequest
+	(*Namespace)(nil),              // 13: kvtier.v1.Namespace
+	(*GetNamespaceRequest)(nil),    // 14: kvtier.v1.GetNamespaceRequest
+	(*ListNamespacesRequest)(nil),  // 15: kvtier.v1.ListNamespacesRequest
+	(*NamespaceInfo)(nil),          // 16: kvtier.v1.NamespaceInfo
+	(*ListNamespacesResponse)(nil), // 17: kvtier.v1.ListNamespacesResponse
+	(*MatchRequest)(nil),           // 18: kvtier.v1.MatchRequest
+	(*MatchResponse)(nil),          // 19: kvtier.v1.MatchResponse
+	(*Lease)(nil),                  // 20: kvtier.v1.Lease
+	(*LocateRequest)(nil),          // 21: kvtier.v1.LocateRequest
+	(*Located)(nil),                // 22: kvtier.v1.Located
+	(*Locations)(nil),              // 23: kvtier.v1.Locations
+	(*LocateResponse)(nil),         // 24: kvtier.v1.LocateResponse
+	(*PutRequest)(nil),             // 25: kvtier.v1.PutRequest
+	(*PutOpen)(nil),                // 26: kvtier.v1.PutOpen
+	(*PutBlock)(nil),               // 27: kvtier.v1.PutBlock
+	(*PutResult)(nil),              // 28: kvtier.v1.PutResult
+	(*PutResponse)(nil),            // 29: kvtier.v1.PutResponse
+	(*GetRequest)(nil),             // 30: kvtier.v1.GetRequest
+	(*GetResponse)(nil),            // 31: kvtier.v1.GetResponse
+	(*ReserveItem)(nil),            // 32: kvtier.v1.ReserveItem
+	(*ReserveRequest)(nil),         // 33: kvtier.v1.ReserveRequest
+	(*Reservation)(nil),            // 34: kvtier.v1.Reservation
+	(*ReserveResponse)(nil),        // 35: kvtier.v1.ReserveResponse
+	(*CommitRequest)(nil),          // 36: kvtier.v1.CommitRequest
+	(*CommitResponse)(nil),         // 37: kvtier.v1.CommitResponse
+	(*AbortRequest)(nil),           // 38: kvtier.v1.AbortRequest
+	(*AbortResponse)(nil),          // 39: kvtier.v1.AbortResponse
+	(*PrefetchRequest)(nil),        // 40: kvtier.v1.PrefetchRequest
+	(*PrefetchResponse)(nil),       // 41: kvtier.v1.PrefetchResponse
+	(*CancelPrefetchRequest)(nil),  // 42: kvtier.v1.CancelPrefetchRequest
+	(*CancelPrefetchResponse)(nil), // 43: kvtier.v1.CancelPrefetchResponse
+	(*RenewLeaseRequest)(nil),      // 44: kvtier.v1.RenewLeaseRequest
+	(*ReleaseLeaseRequest)(nil),    // 45: kvtier.v1.ReleaseLeaseRequest
+	(*ReleaseLeaseResponse)(nil),   // 46: kvtier.v1.ReleaseLeaseResponse
+	(*DeleteRequest)(nil),          // 47: kvtier.v1.DeleteRequest
+	(*DeleteResponse)(nil),         // 48: kvtier.v1.DeleteResponse
+	(*ClearRequest)(nil),           // 49: kvtier.v1.ClearRequest
+	(*ClearResponse)(nil),          // 50: kvtier.v1.ClearResponse
+	(*ListRequest)(nil),            // 51: kvtier.v1.ListRequest
+	(*ListEntry)(nil),              // 52: kvtier.v1.ListEntry
+	(*ListResponse)(nil),           // 53: kvtier.v1.ListResponse
+	(*StatsRequest)(nil),           // 54: kvtier.v1.StatsRequest
+	(*DeviceStats)(nil),            // 55: kvtier.v1.DeviceStats
+	(*TierStats)(nil),              // 56: kvtier.v1.TierStats
+	(*PrefetchStats)(nil),          // 57: kvtier.v1.PrefetchStats
+	(*CatalogStats)(nil),           // 58: kvtier.v1.CatalogStats
+	(*StatsResponse)(nil),          // 59: kvtier.v1.StatsResponse
+	(*WatchRequest)(nil),           // 60: kvtier.v1.WatchRequest
+	(*Event)(nil),                  // 61: kvtier.v1.Event
+	(*WatchResponse)(nil),          // 62: kvtier.v1.WatchResponse
+	(*PinRequest)(nil),             // 63: kvtier.v1.PinRequest
+	(*PinResult)(nil),              // 64: kvtier.v1.PinResult
+	(*PinResponse)(nil),            // 65: kvtier.v1.PinResponse
+	(*UnpinRequest)(nil),           // 66: kvtier.v1.UnpinRequest
+	(*UnpinResponse)(nil),          // 67: kvtier.v1.UnpinResponse
+	(*StartScrubRequest)(nil),      // 68: kvtier.v1.StartScrubRequest
+	(*StopScrubRequest)(nil),       // 69: kvtier.v1.StopScrubRequest
+	(*ScrubStatus)(nil),            // 70: kvtier.v1.ScrubStatus
+	(*ListSessionsRequest)(nil),    // 71: kvtier.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),   // 72: kvtier.v1.ListSessionsResponse
+	(*SessionInfo)(nil),            // 73: kvtier.v1.SessionInfo
+	nil,                            // 74: kvtier.v1.StatsResponse.MissesEntry
+	nil,                            // 75: kvtier.v1.StatsResponse.RemovedEntry
 }
 var file_kvtier_proto_depIdxs = []int32{
 	2,  // 0: kvtier.v1.Failure.cause:type_name -> kvtier.v1.Cause
-	9,  // 1: kvtier.v1.OpenNamespaceRequest.descriptor:type_name -> kvtier.v1.Descriptor
-	9,  // 2: kvtier.v1.Namespace.descriptor:type_name -> kvtier.v1.Descriptor
-	11, // 3: kvtier.v1.NamespaceInfo.namespace:type_name -> kvtier.v1.Namespace
-	14, // 4: kvtier.v1.ListNamespacesResponse.namespaces:type_name -> kvtier.v1.NamespaceInfo
-	18, // 5: kvtier.v1.MatchResponse.lease:type_name -> kvtier.v1.Lease
-	0,  // 6: kvtier.v1.Located.tier:type_name -> kvtier.v1.Tier
-	20, // 7: kvtier.v1.Locations.places:type_name -> kvtier.v1.Located
-	21, // 8: kvtier.v1.LocateResponse.keys:type_name -> kvtier.v1.Locations
-	24, // 9: kvtier.v1.PutRequest.open:type_name -> kvtier.v1.PutOpen
-	25, // 10: kvtier.v1.PutRequest.block:type_name -> kvtier.v1.PutBlock
-	0,  // 11: kvtier.v1.PutOpen.durable:type_name -> kvtier.v1.Tier
-	3,  // 12: kvtier.v1.PutResult.status:type_name -> kvtier.v1.PutStatus
-	6,  // 13: kvtier.v1.PutResult.failure:type_name -> kvtier.v1.Failure
-	26, // 14: kvtier.v1.PutResponse.results:type_name -> kvtier.v1.PutResult
-	1,  // 15: kvtier.v1.GetResponse.reason:type_name -> kvtier.v1.MissReason
-	0,  // 16: kvtier.v1.GetResponse.tier:type_name -> kvtier.v1.Tier
-	30, // 17: kvtier.v1.ReserveRequest.items:type_name -> kvtier.v1.ReserveItem
-	0,  // 18: kvtier.v1.ReserveRequest.durable:type_name -> kvtier.v1.Tier
-	3,  // 19: kvtier.v1.Reservation.status:type_name -> kvtier.v1.PutStatus
-	6,  // 20: kvtier.v1.Reservation.failure:type_name -> kvtier.v1.Failure
-	32, // 21: kvtier.v1.ReserveResponse.items:type_name -> kvtier.v1.Reservation
-	26, // 22: kvtier.v1.CommitResponse.results:type_name -> kvtier.v1.PutResult
-	1,  // 23: kvtier.v1.PrefetchResponse.reason:type_name -> kvtier.v1.MissReason
-	0,  // 24: kvtier.v1.PrefetchResponse.tier:type_name -> kvtier.v1.Tier
-	0,  // 25: kvtier.v1.ListEntry.tiers:type_name -> kvtier.v1.Tier
-	50, // 26: kvtier.v1.ListResponse.entries:type_name -> kvtier.v1.ListEntry
-	0,  // 27: kvtier.v1.TierStats.tier:type_name -> kvtier.v1.Tier
-	53, // 28: kvtier.v1.TierStats.devices:type_name -> kvtier.v1.DeviceStats
-	54, // 29: kvtier.v1.StatsResponse.tiers:type_name -> kvtier.v1.TierStats
-	60, // 30: kvtier.v1.StatsResponse.misses:type_name -> kvtier.v1.StatsResponse.MissesEntry
-	61, // 31: kvtier.v1.StatsResponse.removed:type_name -> kvtier.v1.StatsResponse.RemovedEntry
-	55, // 32: kvtier.v1.StatsResponse.prefetch:type_name -> kvtier.v1.PrefetchStats
-	4,  // 33: kvtier.v1.Event.kind:type_name -> kvtier.v1.EventKind
-	0,  // 34: kvtier.v1.Event.tier:type_name -> kvtier.v1.Tier
-	5,  // 35: kvtier.v1.Event.reason:type_name -> kvtier.v1.Reason
-	58, // 36: kvtier.v1.WatchResponse.event:type_name -> kvtier.v1.Event
-	7,  // 37: kvtier.v1.Kvtier.Ping:input_type -> kvtier.v1.PingRequest
-	10, // 38: kvtier.v1.Kvtier.OpenNamespace:input_type -> kvtier.v1.OpenNamespaceRequest
-	12, // 39: kvtier.v1.Kvtier.GetNamespace:input_type -> kvtier.v1.GetNamespaceRequest
-	13, // 40: kvtier.v1.Kvtier.ListNamespaces:input_type -> kvtier.v1.ListNamespacesRequest
-	16, // 41: kvtier.v1.Kvtier.Match:input_type -> kvtier.v1.MatchRequest
-	19, // 42: kvtier.v1.Kvtier.Locate:input_type -> kvtier.v1.LocateRequest
-	23, // 43: kvtier.v1.Kvtier.Put:input_type -> kvtier.v1.PutRequest
-	28, // 44: kvtier.v1.Kvtier.Get:input_type -> kvtier.v1.GetRequest
-	31, // 45: kvtier.v1.Kvtier.Reserve:input_type -> kvtier.v1.ReserveRequest
-	34, // 46: kvtier.v1.Kvtier.Commit:input_type -> kvtier.v1.CommitRequest
-	36, // 47: kvtier.v1.Kvtier.Abort:input_type -> kvtier.v1.AbortRequest
-	38, // 48: kvtier.v1.Kvtier.Prefetch:input_type -> kvtier.v1.PrefetchRequest
-	40, // 49: kvtier.v1.Kvtier.CancelPrefetch:input_type -> kvtier.v1.CancelPrefetchRequest
-	42, // 50: kvtier.v1.Kvtier.RenewLease:input_type -> kvtier.v1.RenewLeaseRequest
-	43, // 51: kvtier.v1.Kvtier.ReleaseLease:input_type -> kvtier.v1.ReleaseLeaseRequest
-	45, // 52: kvtier.v1.Kvtier.Delete:input_type -> kvtier.v1.DeleteRequest
-	47, // 53: kvtier.v1.Kvtier.Clear:input_type -> kvtier.v1.ClearRequest
-	49, // 54: kvtier.v1.Kvtier.List:input_type -> kvtier.v1.ListRequest
-	52, // 55: kvtier.v1.Kvtier.Stats:input_type -> kvtier.v1.StatsRequest
-	57, // 56: kvtier.v1.Kvtier.Watch:input_type -> kvtier.v1.WatchRequest
-	8,  // 57: kvtier.v1.Kvtier.Ping:output_type -> kvtier.v1.PingResponse
-	11, // 58: kvtier.v1.Kvtier.OpenNamespace:output_type -> kvtier.v1.Namespace
-	11, // 59: kvtier.v1.Kvtier.GetNamespace:output_type -> kvtier.v1.Namespace
-	15, // 60: kvtier.v1.Kvtier.ListNamespaces:output_type -> kvtier.v1.ListNamespacesResponse
-	17, // 61: kvtier.v1.Kvtier.Match:output_type -> kvtier.v1.MatchResponse
-	22, // 62: kvtier.v1.Kvtier.Locate:output_type -> kvtier.v1.LocateResponse
-	27, // 63: kvtier.v1.Kvtier.Put:output_type -> kvtier.v1.PutResponse
-	29, // 64: kvtier.v1.Kvtier.Get:output_type -> kvtier.v1.GetResponse
-	33, // 65: kvtier.v1.Kvtier.Reserve:output_type -> kvtier.v1.ReserveResponse
-	35, // 66: kvtier.v1.Kvtier.Commit:output_type -> kvtier.v1.CommitResponse
-	37, // 67: kvtier.v1.Kvtier.Abort:output_type -> kvtier.v1.AbortResponse
-	39, // 68: kvtier.v1.Kvtier.Prefetch:output_type -> kvtier.v1.PrefetchResponse
-	41, // 69: kvtier.v1.Kvtier.CancelPrefetch:output_type -> kvtier.v1.CancelPrefetchResponse
-	18, // 70: kvtier.v1.Kvtier.RenewLease:output_type -> kvtier.v1.Lease
-	44, // 71: kvtier.v1.Kvtier.ReleaseLease:output_type -> kvtier.v1.ReleaseLeaseResponse
-	46, // 72: kvtier.v1.Kvtier.Delete:output_type -> kvtier.v1.DeleteResponse
-	48, // 73: kvtier.v1.Kvtier.Clear:output_type -> kvtier.v1.ClearResponse
-	51, // 74: kvtier.v1.Kvtier.List:output_type -> kvtier.v1.ListResponse
-	56, // 75: kvtier.v1.Kvtier.Stats:output_type -> kvtier.v1.StatsResponse
-	59, // 76: kvtier.v1.Kvtier.Watch:output_type -> kvtier.v1.WatchResponse
-	57, // [57:77] is the sub-list for method output_type
-	37, // [37:57] is the sub-list for method input_type
-	37, // [37:37] is the sub-list for extension type_name
-	37, // [37:37] is the sub-list for extension extendee
-	0,  // [0:37] is the sub-list for field type_name
+	10, // 1: kvtier.v1.PingResponse.sessions:type_name -> kvtier.v1.Sessions
+	11, // 2: kvtier.v1.OpenNamespaceRequest.descriptor:type_name -> kvtier.v1.Descriptor
+	11, // 3: kvtier.v1.Namespace.descriptor:type_name -> kvtier.v1.Descriptor
+	10, // 4: kvtier.v1.Namespace.sessions:type_name -> kvtier.v1.Sessions
+	13, // 5: kvtier.v1.NamespaceInfo.namespace:type_name -> kvtier.v1.Namespace
+	16, // 6: kvtier.v1.ListNamespacesResponse.namespaces:type_name -> kvtier.v1.NamespaceInfo
+	20, // 7: kvtier.v1.MatchResponse.lease:type_name -> kvtier.v1.Lease
+	0,  // 8: kvtier.v1.Located.tier:type_name -> kvtier.v1.Tier
+	22, // 9: kvtier.v1.Locations.places:type_name -> kvtier.v1.Located
+	23, // 10: kvtier.v1.LocateResponse.keys:type_name -> kvtier.v1.Locations
+	26, // 11: kvtier.v1.PutRequest.open:type_name -> kvtier.v1.PutOpen
+	27, // 12: kvtier.v1.PutRequest.block:type_name -> kvtier.v1.PutBlock
+	0,  // 13: kvtier.v1.PutOpen.durable:type_name -> kvtier.v1.Tier
+	3,  // 14: kvtier.v1.PutResult.status:type_name -> kvtier.v1.PutStatus
+	7,  // 15: kvtier.v1.PutResult.failure:type_name -> kvtier.v1.Failure
+	28, // 16: kvtier.v1.PutResponse.results:type_name -> kvtier.v1.PutResult
+	1,  // 17: kvtier.v1.GetResponse.reason:type_name -> kvtier.v1.MissReason
+	0,  // 18: kvtier.v1.GetResponse.tier:type_name -> kvtier.v1.Tier
+	32, // 19: kvtier.v1.ReserveRequest.items:type_name -> kvtier.v1.ReserveItem
+	0,  // 20: kvtier.v1.ReserveRequest.durable:type_name -> kvtier.v1.Tier
+	3,  // 21: kvtier.v1.Reservation.status:type_name -> kvtier.v1.PutStatus
+	7,  // 22: kvtier.v1.Reservation.failure:type_name -> kvtier.v1.Failure
+	34, // 23: kvtier.v1.ReserveResponse.items:type_name -> kvtier.v1.Reservation
+	28, // 24: kvtier.v1.CommitResponse.results:type_name -> kvtier.v1.PutResult
+	1,  // 25: kvtier.v1.PrefetchResponse.reason:type_name -> kvtier.v1.MissReason
+	0,  // 26: kvtier.v1.PrefetchResponse.tier:type_name -> kvtier.v1.Tier
+	0,  // 27: kvtier.v1.ListEntry.tiers:type_name -> kvtier.v1.Tier
+	52, // 28: kvtier.v1.ListResponse.entries:type_name -> kvtier.v1.ListEntry
+	0,  // 29: kvtier.v1.TierStats.tier:type_name -> kvtier.v1.Tier
+	55, // 30: kvtier.v1.TierStats.devices:type_name -> kvtier.v1.DeviceStats
+	56, // 31: kvtier.v1.StatsResponse.tiers:type_name -> kvtier.v1.TierStats
+	74, // 32: kvtier.v1.StatsResponse.misses:type_name -> kvtier.v1.StatsResponse.MissesEntry
+	75, // 33: kvtier.v1.StatsResponse.removed:type_name -> kvtier.v1.StatsResponse.RemovedEntry
+	57, // 34: kvtier.v1.StatsResponse.prefetch:type_name -> kvtier.v1.PrefetchStats
+	70, // 35: kvtier.v1.StatsResponse.scrub:type_name -> kvtier.v1.ScrubStatus
+	58, // 36: kvtier.v1.StatsResponse.catalog:type_name -> kvtier.v1.CatalogStats
+	4,  // 37: kvtier.v1.Event.kind:type_name -> kvtier.v1.EventKind
+	0,  // 38: kvtier.v1.Event.tier:type_name -> kvtier.v1.Tier
+	5,  // 39: kvtier.v1.Event.reason:type_name -> kvtier.v1.Reason
+	61, // 40: kvtier.v1.WatchResponse.event:type_name -> kvtier.v1.Event
+	7,  // 41: kvtier.v1.PinResult.failure:type_name -> kvtier.v1.Failure
+	64, // 42: kvtier.v1.PinResponse.results:type_name -> kvtier.v1.PinResult
+	6,  // 43: kvtier.v1.ScrubStatus.state:type_name -> kvtier.v1.ScrubState
+	73, // 44: kvtier.v1.ListSessionsResponse.sessions:type_name -> kvtier.v1.SessionInfo
+	8,  // 45: kvtier.v1.Kvtier.Ping:input_type -> kvtier.v1.PingRequest
+	12, // 46: kvtier.v1.Kvtier.OpenNamespace:input_type -> kvtier.v1.OpenNamespaceRequest
+	14, // 47: kvtier.v1.Kvtier.GetNamespace:input_type -> kvtier.v1.GetNamespaceRequest
+	15, // 48: kvtier.v1.Kvtier.ListNamespaces:input_type -> kvtier.v1.ListNamespacesRequest
+	18, // 49: kvtier.v1.Kvtier.Match:input_type -> kvtier.v1.MatchRequest
+	21, // 50: kvtier.v1.Kvtier.Locate:input_type -> kvtier.v1.LocateRequest
+	25, // 51: kvtier.v1.Kvtier.Put:input_type -> kvtier.v1.PutRequest
+	30, // 52: kvtier.v1.Kvtier.Get:input_type -> kvtier.v1.GetRequest
+	33, // 53: kvtier.v1.Kvtier.Reserve:input_type -> kvtier.v1.ReserveRequest
+	36, // 54: kvtier.v1.Kvtier.Commit:input_type -> kvtier.v1.CommitRequest
+	38, // 55: kvtier.v1.Kvtier.Abort:input_type -> kvtier.v1.AbortRequest
+	40, // 56: kvtier.v1.Kvtier.Prefetch:input_type -> kvtier.v1.PrefetchRequest
+	42, // 57: kvtier.v1.Kvtier.CancelPrefetch:input_type -> kvtier.v1.CancelPrefetchRequest
+	44, // 58: kvtier.v1.Kvtier.RenewLease:input_type -> kvtier.v1.RenewLeaseRequest
+	45, // 59: kvtier.v1.Kvtier.ReleaseLease:input_type -> kvtier.v1.ReleaseLeaseRequest
+	47, // 60: kvtier.v1.Kvtier.Delete:input_type -> kvtier.v1.DeleteRequest
+	49, // 61: kvtier.v1.Kvtier.Clear:input_type -> kvtier.v1.ClearRequest
+	51, // 62: kvtier.v1.Kvtier.List:input_type -> kvtier.v1.ListRequest
+	71, // 63: kvtier.v1.Kvtier.ListSessions:input_type -> kvtier.v1.ListSessionsRequest
+	54, // 64: kvtier.v1.Kvtier.Stats:input_type -> kvtier.v1.StatsRequest
+	60, // 65: kvtier.v1.Kvtier.Watch:input_type -> kvtier.v1.WatchRequest
+	63, // 66: kvtier.v1.Kvtier.Pin:input_type -> kvtier.v1.PinRequest
+	66, // 67: kvtier.v1.Kvtier.Unpin:input_type -> kvtier.v1.UnpinRequest
+	68, // 68: kvtier.v1.Kvtier.StartScrub:input_type -> kvtier.v1.StartScrubRequest
+	69, // 69: kvtier.v1.Kvtier.StopScrub:input_type -> kvtier.v1.StopScrubRequest
+	9,  // 70: kvtier.v1.Kvtier.Ping:output_type -> kvtier.v1.PingResponse
+	13, // 71: kvtier.v1.Kvtier.OpenNamespace:output_type -> kvtier.v1.Namespace
+	13, // 72: kvtier.v1.Kvtier.GetNamespace:output_type -> kvtier.v1.Namespace
+	17, // 73: kvtier.v1.Kvtier.ListNamespaces:output_type -> kvtier.v1.ListNamespacesResponse
+	19, // 74: kvtier.v1.Kvtier.Match:output_type -> kvtier.v1.MatchResponse
+	24, // 75: kvtier.v1.Kvtier.Locate:output_type -> kvtier.v1.LocateResponse
+	29, // 76: kvtier.v1.Kvtier.Put:output_type -> kvtier.v1.PutResponse
+	31, // 77: kvtier.v1.Kvtier.Get:output_type -> kvtier.v1.GetResponse
+	35, // 78: kvtier.v1.Kvtier.Reserve:output_type -> kvtier.v1.ReserveResponse
+	37, // 79: kvtier.v1.Kvtier.Commit:output_type -> kvtier.v1.CommitResponse
+	39, // 80: kvtier.v1.Kvtier.Abort:output_type -> kvtier.v1.AbortResponse
+	41, // 81: kvtier.v1.Kvtier.Prefetch:output_type -> kvtier.v1.PrefetchResponse
+	43, // 82: kvtier.v1.Kvtier.CancelPrefetch:output_type -> kvtier.v1.CancelPrefetchResponse
+	20, // 83: kvtier.v1.Kvtier.RenewLease:output_type -> kvtier.v1.Lease
+	46, // 84: kvtier.v1.Kvtier.ReleaseLease:output_type -> kvtier.v1.ReleaseLeaseResponse
+	48, // 85: kvtier.v1.Kvtier.Delete:output_type -> kvtier.v1.DeleteResponse
+	50, // 86: kvtier.v1.Kvtier.Clear:output_type -> kvtier.v1.ClearResponse
+	53, // 87: kvtier.v1.Kvtier.List:output_type -> kvtier.v1.ListResponse
+	72, // 88: kvtier.v1.Kvtier.ListSessions:output_type -> kvtier.v1.ListSessionsResponse
+	59, // 89: kvtier.v1.Kvtier.Stats:output_type -> kvtier.v1.StatsResponse
+	62, // 90: kvtier.v1.Kvtier.Watch:output_type -> kvtier.v1.WatchResponse
+	65, // 91: kvtier.v1.Kvtier.Pin:output_type -> kvtier.v1.PinResponse
+	67, // 92: kvtier.v1.Kvtier.Unpin:output_type -> kvtier.v1.UnpinResponse
+	70, // 93: kvtier.v1.Kvtier.StartScrub:output_type -> kvtier.v1.ScrubStatus
+	70, // 94: kvtier.v1.Kvtier.StopScrub:output_type -> kvtier.v1.ScrubStatus
+	70, // [70:95] is the sub-list for method output_type
+	45, // [45:70] is the sub-list for method input_type
+	45, // [45:45] is the sub-list for extension type_name
+	45, // [45:45] is the sub-list for extension extendee
+	0,  // [0:45] is the sub-list for field type_name
 }
 
 func init() { file_kvtier_proto_init() }
@@ -4611,8 +5838,8 @@ func file_kvtier_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvtier_proto_rawDesc), len(file_kvtier_proto_rawDesc)),
-			NumEnums:      6,
-			NumMessages:   56,
+			NumEnums:      7,
+			NumMessages:   69,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

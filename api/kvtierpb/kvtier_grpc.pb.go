@@ -32,7 +32,8 @@
 // INVALID_ARGUMENT (the text names field and value), FAILED_PRECONDITION (tier
 // or device missing; or namespace known with another descriptor),
 // ALREADY_EXISTS (key is there with other bytes), UNAVAILABLE (shutting down),
-// UNAUTHENTICATED (token absent or wrong), DEADLINE_EXCEEDED, CANCELLED.
+// UNAUTHENTICATED (token absent or wrong, or the caller may not do this: the text
+// names it and the namespace), DEADLINE_EXCEEDED, CANCELLED.
 
 package kvtierpb
 
@@ -67,8 +68,13 @@ const (
 	Kvtier_Delete_FullMethodName         = "/kvtier.v1.Kvtier/Delete"
 	Kvtier_Clear_FullMethodName          = "/kvtier.v1.Kvtier/Clear"
 	Kvtier_List_FullMethodName           = "/kvtier.v1.Kvtier/List"
+	Kvtier_ListSessions_FullMethodName   = "/kvtier.v1.Kvtier/ListSessions"
 	Kvtier_Stats_FullMethodName          = "/kvtier.v1.Kvtier/Stats"
 	Kvtier_Watch_FullMethodName          = "/kvtier.v1.Kvtier/Watch"
+	Kvtier_Pin_FullMethodName            = "/kvtier.v1.Kvtier/Pin"
+	Kvtier_Unpin_FullMethodName          = "/kvtier.v1.Kvtier/Unpin"
+	Kvtier_StartScrub_FullMethodName     = "/kvtier.v1.Kvtier/StartScrub"
+	Kvtier_StopScrub_FullMethodName      = "/kvtier.v1.Kvtier/StopScrub"
 )
 
 // KvtierClient is the client API for Kvtier service.
@@ -86,7 +92,8 @@ type KvtierClient interface {
 	OpenNamespace(ctx context.Context, in *OpenNamespaceRequest, opts ...grpc.CallOption) (*Namespace, error)
 	// GetNamespace finds a namespace by name or handle, and makes none. NOT_FOUND.
 	GetNamespace(ctx context.Context, in *GetNamespaceRequest, opts ...grpc.CallOption) (*Namespace, error)
-	// ListNamespaces lists all namespaces by name, with what the store holds.
+	// ListNamespaces lists all namespaces by name in which the caller may do
+	// something, with what the store holds.
 	ListNamespaces(ctx context.Context, in *ListNamespacesRequest, opts ...grpc.CallOption) (*ListNamespacesResponse, error)
 	// Match looks up to 65536 keys up, root first, and touches no device. It
 	// answers the longest prefix, or the state of every key, and can lease what
@@ -129,12 +136,31 @@ type KvtierClient interface {
 	// List pages through the blocks of a namespace in an order that stays while
 	// the store changes: a block that is there throughout is listed exactly once.
 	List(ctx context.Context, in *ListRequest, opts ...grpc.CallOption) (*ListResponse, error)
+	// ListSessions lists the sessions that are open, by which workers move blocks,
+	// oldest first.
+	ListSessions(ctx context.Context, in *ListSessionsRequest, opts ...grpc.CallOption) (*ListSessionsResponse, error)
 	// Stats is a snapshot of the store's state and counters.
 	Stats(ctx context.Context, in *StatsRequest, opts ...grpc.CallOption) (*StatsResponse, error)
-	// Watch streams events from now on. The first message has `ready` set: what
-	// happens after it is received is told. It ends when the call is cancelled, or
-	// with UNAVAILABLE when the server shuts down.
+	// Watch streams events: from now on, behind an event that the caller knows of,
+	// or after a snapshot of what is there. The first message has `ready` set: what
+	// happens after it is received is told. A watcher that is too slow loses events
+	// and is told so. It ends when the call is cancelled, or with UNAVAILABLE when
+	// the server shuts down.
 	Watch(ctx context.Context, in *WatchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchResponse], error)
+	// Pin keeps up to 4096 blocks in the store: they move between tiers but are not
+	// evicted. They may still be deleted, cleared, expire, or be dropped as damaged.
+	// Where there is NVMe a pin survives restarts, and is durable when answered.
+	Pin(ctx context.Context, in *PinRequest, opts ...grpc.CallOption) (*PinResponse, error)
+	// Unpin lets up to 4096 blocks go again.
+	Unpin(ctx context.Context, in *UnpinRequest, opts ...grpc.CallOption) (*UnpinResponse, error)
+	// StartScrub starts reading and comparing everything on the durable media, in
+	// the background, and goes on where an earlier scrub was stopped. What is damaged
+	// is written anew from another tier, or dropped with an event. Stats tells how
+	// far it is. FAILED_PRECONDITION when one is running or there is no NVMe.
+	StartScrub(ctx context.Context, in *StartScrubRequest, opts ...grpc.CallOption) (*ScrubStatus, error)
+	// StopScrub ends a running scrub and answers when it has ended. Without one it
+	// does nothing.
+	StopScrub(ctx context.Context, in *StopScrubRequest, opts ...grpc.CallOption) (*ScrubStatus, error)
 }
 
 type kvtierClient struct {
@@ -346,6 +372,16 @@ func (c *kvtierClient) List(ctx context.Context, in *ListRequest, opts ...grpc.C
 	return out, nil
 }
 
+func (c *kvtierClient) ListSessions(ctx context.Context, in *ListSessionsRequest, opts ...grpc.CallOption) (*ListSessionsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListSessionsResponse)
+	err := c.cc.Invoke(ctx, Kvtier_ListSessions_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *kvtierClient) Stats(ctx context.Context, in *StatsRequest, opts ...grpc.CallOption) (*StatsResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(StatsResponse)
@@ -375,6 +411,46 @@ func (c *kvtierClient) Watch(ctx context.Context, in *WatchRequest, opts ...grpc
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Kvtier_WatchClient = grpc.ServerStreamingClient[WatchResponse]
 
+func (c *kvtierClient) Pin(ctx context.Context, in *PinRequest, opts ...grpc.CallOption) (*PinResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PinResponse)
+	err := c.cc.Invoke(ctx, Kvtier_Pin_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *kvtierClient) Unpin(ctx context.Context, in *UnpinRequest, opts ...grpc.CallOption) (*UnpinResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(UnpinResponse)
+	err := c.cc.Invoke(ctx, Kvtier_Unpin_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *kvtierClient) StartScrub(ctx context.Context, in *StartScrubRequest, opts ...grpc.CallOption) (*ScrubStatus, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ScrubStatus)
+	err := c.cc.Invoke(ctx, Kvtier_StartScrub_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *kvtierClient) StopScrub(ctx context.Context, in *StopScrubRequest, opts ...grpc.CallOption) (*ScrubStatus, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ScrubStatus)
+	err := c.cc.Invoke(ctx, Kvtier_StopScrub_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // KvtierServer is the server API for Kvtier service.
 // All implementations must embed UnimplementedKvtierServer
 // for forward compatibility.
@@ -390,7 +466,8 @@ type KvtierServer interface {
 	OpenNamespace(context.Context, *OpenNamespaceRequest) (*Namespace, error)
 	// GetNamespace finds a namespace by name or handle, and makes none. NOT_FOUND.
 	GetNamespace(context.Context, *GetNamespaceRequest) (*Namespace, error)
-	// ListNamespaces lists all namespaces by name, with what the store holds.
+	// ListNamespaces lists all namespaces by name in which the caller may do
+	// something, with what the store holds.
 	ListNamespaces(context.Context, *ListNamespacesRequest) (*ListNamespacesResponse, error)
 	// Match looks up to 65536 keys up, root first, and touches no device. It
 	// answers the longest prefix, or the state of every key, and can lease what
@@ -433,12 +510,31 @@ type KvtierServer interface {
 	// List pages through the blocks of a namespace in an order that stays while
 	// the store changes: a block that is there throughout is listed exactly once.
 	List(context.Context, *ListRequest) (*ListResponse, error)
+	// ListSessions lists the sessions that are open, by which workers move blocks,
+	// oldest first.
+	ListSessions(context.Context, *ListSessionsRequest) (*ListSessionsResponse, error)
 	// Stats is a snapshot of the store's state and counters.
 	Stats(context.Context, *StatsRequest) (*StatsResponse, error)
-	// Watch streams events from now on. The first message has `ready` set: what
-	// happens after it is received is told. It ends when the call is cancelled, or
-	// with UNAVAILABLE when the server shuts down.
+	// Watch streams events: from now on, behind an event that the caller knows of,
+	// or after a snapshot of what is there. The first message has `ready` set: what
+	// happens after it is received is told. A watcher that is too slow loses events
+	// and is told so. It ends when the call is cancelled, or with UNAVAILABLE when
+	// the server shuts down.
 	Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error
+	// Pin keeps up to 4096 blocks in the store: they move between tiers but are not
+	// evicted. They may still be deleted, cleared, expire, or be dropped as damaged.
+	// Where there is NVMe a pin survives restarts, and is durable when answered.
+	Pin(context.Context, *PinRequest) (*PinResponse, error)
+	// Unpin lets up to 4096 blocks go again.
+	Unpin(context.Context, *UnpinRequest) (*UnpinResponse, error)
+	// StartScrub starts reading and comparing everything on the durable media, in
+	// the background, and goes on where an earlier scrub was stopped. What is damaged
+	// is written anew from another tier, or dropped with an event. Stats tells how
+	// far it is. FAILED_PRECONDITION when one is running or there is no NVMe.
+	StartScrub(context.Context, *StartScrubRequest) (*ScrubStatus, error)
+	// StopScrub ends a running scrub and answers when it has ended. Without one it
+	// does nothing.
+	StopScrub(context.Context, *StopScrubRequest) (*ScrubStatus, error)
 	mustEmbedUnimplementedKvtierServer()
 }
 
@@ -503,11 +599,26 @@ func (UnimplementedKvtierServer) Clear(context.Context, *ClearRequest) (*ClearRe
 func (UnimplementedKvtierServer) List(context.Context, *ListRequest) (*ListResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method List not implemented")
 }
+func (UnimplementedKvtierServer) ListSessions(context.Context, *ListSessionsRequest) (*ListSessionsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListSessions not implemented")
+}
 func (UnimplementedKvtierServer) Stats(context.Context, *StatsRequest) (*StatsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Stats not implemented")
 }
 func (UnimplementedKvtierServer) Watch(*WatchRequest, grpc.ServerStreamingServer[WatchResponse]) error {
 	return status.Error(codes.Unimplemented, "method Watch not implemented")
+}
+func (UnimplementedKvtierServer) Pin(context.Context, *PinRequest) (*PinResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Pin not implemented")
+}
+func (UnimplementedKvtierServer) Unpin(context.Context, *UnpinRequest) (*UnpinResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Unpin not implemented")
+}
+func (UnimplementedKvtierServer) StartScrub(context.Context, *StartScrubRequest) (*ScrubStatus, error) {
+	return nil, status.Error(codes.Unimplemented, "method StartScrub not implemented")
+}
+func (UnimplementedKvtierServer) StopScrub(context.Context, *StopScrubRequest) (*ScrubStatus, error) {
+	return nil, status.Error(codes.Unimplemented, "method StopScrub not implemented")
 }
 func (UnimplementedKvtierServer) mustEmbedUnimplementedKvtierServer() {}
 func (UnimplementedKvtierServer) testEmbeddedByValue()                {}
@@ -829,6 +940,24 @@ func _Kvtier_List_Handler(srv interface{}, ctx context.Context, dec func(interfa
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Kvtier_ListSessions_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListSessionsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(KvtierServer).ListSessions(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Kvtier_ListSessions_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(KvtierServer).ListSessions(ctx, req.(*ListSessionsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Kvtier_Stats_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(StatsRequest)
 	if err := dec(in); err != nil {
@@ -857,6 +986,78 @@ func _Kvtier_Watch_Handler(srv interface{}, stream grpc.ServerStream) error {
 
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Kvtier_WatchServer = grpc.ServerStreamingServer[WatchResponse]
+
+func _Kvtier_Pin_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PinRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(KvtierServer).Pin(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Kvtier_Pin_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(KvtierServer).Pin(ctx, req.(*PinRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Kvtier_Unpin_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UnpinRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(KvtierServer).Unpin(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Kvtier_Unpin_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(KvtierServer).Unpin(ctx, req.(*UnpinRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Kvtier_StartScrub_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(StartScrubRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(KvtierServer).StartScrub(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Kvtier_StartScrub_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(KvtierServer).StartScrub(ctx, req.(*StartScrubRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Kvtier_StopScrub_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(StopScrubRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(KvtierServer).StopScrub(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Kvtier_StopScrub_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(KvtierServer).StopScrub(ctx, req.(*StopScrubRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
 
 // Kvtier_ServiceDesc is the grpc.ServiceDesc for Kvtier service.
 // It's only intended for direct use with grpc.RegisterService,
@@ -926,8 +1127,28 @@ var Kvtier_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Kvtier_List_Handler,
 		},
 		{
+			MethodName: "ListSessions",
+			Handler:    _Kvtier_ListSessions_Handler,
+		},
+		{
 			MethodName: "Stats",
 			Handler:    _Kvtier_Stats_Handler,
+		},
+		{
+			MethodName: "Pin",
+			Handler:    _Kvtier_Pin_Handler,
+		},
+		{
+			MethodName: "Unpin",
+			Handler:    _Kvtier_Unpin_Handler,
+		},
+		{
+			MethodName: "StartScrub",
+			Handler:    _Kvtier_StartScrub_Handler,
+		},
+		{
+			MethodName: "StopScrub",
+			Handler:    _Kvtier_StopScrub_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

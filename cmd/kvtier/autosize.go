@@ -44,6 +44,15 @@ func defaultDataDir(getenv func(string) string) string {
 	return "/var/lib/kvtier"
 }
 
+// dataDir is the absolute path of the data directory that a flag names, or else of
+// the default one.
+func dataDir(flag string) (string, error) {
+	if flag == "" {
+		flag = defaultDataDir(os.Getenv)
+	}
+	return filepath.Abs(flag)
+}
+
 // freeMemory is how much memory this process could still take: what the kernel
 // calls available, or the limit of a cgroup around it when that is less. root is
 // the file system, os.DirFS("/"). what names the bound that counted.

@@ -22,8 +22,8 @@ func TestBackends(t *testing.T) {
 			moves[in.Kind] = in.Pairs[0].Local + "-" + in.Pairs[0].Remote
 		}
 	}
-	// These two need nothing that a machine could lack.
-	if moves["mem"] != "DRAM-DRAM" || moves["posix"] != "DRAM-FILE" {
+	// These need nothing that a machine could lack.
+	if moves["mem"] != "DRAM-DRAM" || moves["posix"] != "DRAM-FILE" || moves["tcp"] != "DRAM-DRAM" {
 		t.Errorf("%+v", infos)
 	}
 

@@ -26,19 +26,24 @@ type benchRow struct {
 
 // benchTarget is what one word on the command line measures.
 type benchTarget struct {
-	name string
-	run  func(ctx context.Context, b *bench) error
+	name  string
+	run   func(ctx context.Context, b *bench) error
+	needs func(ctx context.Context, b *bench) error // says, before the first target runs, what is missing for it; or nil
 }
 
 // benchTargets lists the targets in the order in which they run.
 func benchTargets() []benchTarget {
 	return []benchTarget{
-		{"dram", benchDRAM},
-		{"nvme", benchNVMe},
-		{"catalog", benchCatalog},
-		{"match", benchMatch},
-		{"grpc", benchGRPC},
-		{"restart", benchRestart},
+		{name: "dram", run: benchDRAM},
+		{name: "nvme", run: benchNVMe},
+		{name: "catalog", run: benchCatalog},
+		{name: "match", run: benchMatch},
+		{name: "grpc", run: benchGRPC},
+		{name: "tcp", run: benchTCP},
+		{name: "shm", run: benchSHM},
+		{name: "store", run: benchSessions},
+		{name: "attach", run: benchAttach, needs: needPython},
+		{name: "restart", run: benchRestart},
 	}
 }
 
@@ -76,6 +81,7 @@ func newBenchCmd() *cobra.Command {
 	var (
 		asJSON bool
 		dir    string
+		python string
 		pairs  int
 	)
 	var names []string
@@ -105,16 +111,48 @@ Targets: ` + strings.Join(names, " ") + `, or all.
   match.inproc.256         time per key of lookups of 256 keys among 1 M blocks
   grpc.match.256           the same over gRPC and TCP, median call; an empty call plus
                            256 bare lookups in the same table
+  tcp.read.1MiB.c1, .c4    transfers between two agents over TCP on loopback, and
+  tcp.write.1MiB.c1, .c4   1 or 4 connections; a bare loop: requests of 24 bytes, writev,
+                           read in full, the same bytes and connections
+  shm.read.1MiB.d1, .d16   the same through shared memory, 1 or 16 at a time; memcpy
+  shm.write.1MiB.d1, .d16
+  store.get.1MiB.c1, ...   calls on kvtier serve through sessions over TCP, checksums
+  store.put.1MiB.c1, ...   verified, for 64 KiB, 1 MiB and 4 MiB, with 1 and 4 connections;
+                           the bare loop
+  store.get_batch16.64KiB.c1  16 blocks a call; the bare loop that gets 1 MiB
+  store.put.1MiB.p99       the 99th percentile of the puts' times as multiple of the median
+  store.local_get.1MiB.c1  through shared memory; the bare loop over a unix socket
+  store.cpu.get.1MiB       processor time of both ends; that of the bare loop's
+  store.nvme_get.1MiB.c1, .c4  blocks on NVMe only; a bare loop that reads O_DIRECT and
+                           sends. With .disk: O_DIRECT reads alone
+  attach.get.1MiB.d16      a worker's calls through the Python client, 16 blocks each,
+  attach.put.1MiB.d16      between its buffers and the store's memory; a bare loop in the
+                           worker that copies and hashes in the same steps, between the
+                           same buffers and memory like the store's
+  attach.region_get.1MiB.d16  the same where the daemon moves the bytes, to and from the
+  attach.region_put.1MiB.d16  worker's region; a bare loop as the daemon's
+  attach.lease_read.1MiB   from the call to a byte of a block that is lent where it lies,
+                           median call; an empty call of the same client
+  attach.match_lease.256   a match of 256 keys with a lease, median call; a call of the same
+                           client with the same bytes to a server that only answers, plus
+                           a match with lease in this process
   restart.1M               kvtier serve is killed by SIGKILL when it has 1 M durable
                            blocks of 4 KiB; from its next start to "ready"
   memory.resident          by target restart: what the daemon's memory grows by per
                            block from 1 M to 2 M blocks
 
-The last two are measured once and take about 10 GB of disk. memory.resident is
-taken from two daemons that have just recovered: resident memory after a garbage
-collection, less heap that is free, Pebble's memory tables and its cache (which
-are fixed by their options), and less what the eviction policy keeps of as many
-blocks, which is measured apart.`,
+Target attach needs Python with the packages kvtier and xxhash: python3, or what
+--python names, with PYTHONPATH as it is. It tells what is missing before anything is
+measured, also where target is all.
+
+Targets tcp, shm, store and attach run a second process. Shared memory needs huge pages to
+be measured at its best: as root, bench sets aside as many as it needs and gives
+them back at its end; where it cannot it says so, and measures figure and limit on
+small ones. restart.1M and memory.resident are measured once and take about 10 GB
+of disk. memory.resident is taken from two daemons that have just recovered:
+resident memory after a garbage collection, less heap that is free, Pebble's memory
+tables and its cache (which are fixed by their options), and less what the eviction
+policy keeps of as many blocks, which is measured apart.`,
 		Example:   "  kvtier bench dram nvme\n  kvtier bench all --json --dir /mnt/nvme0",
 		Args:      cobra.MinimumNArgs(1),
 		ValidArgs: append(names, allTargets),
@@ -126,7 +164,7 @@ blocks, which is measured apart.`,
 			if err != nil {
 				return err
 			}
-			rows, err := runBench(c.Context(), targets, dir, fullScale(pairs), c.ErrOrStderr())
+			rows, err := runBench(c.Context(), targets, dir, python, fullScale(pairs), c.ErrOrStderr())
 			if err != nil {
 				return err
 			}
@@ -139,6 +177,7 @@ blocks, which is measured apart.`,
 	f := c.Flags()
 	f.BoolVar(&asJSON, "json", false, "print an array of objects")
 	f.StringVar(&dir, "dir", "", "`directory` on the disk to measure, where a directory is made for the time being (default: the user's cache directory)")
+	f.StringVar(&python, "python", "python3", "`program` that runs the worker of target attach, with the packages kvtier and xxhash")
 	f.IntVar(&pairs, "pairs", minPairs, "how many times figure and limit are taken")
 	return c
 }
@@ -165,6 +204,7 @@ func chooseTargets(args []string) ([]benchTarget, error) {
 type bench struct {
 	benchScale
 	dir     string // its own
+	python  string
 	out     io.Writer
 	log     *slog.Logger
 	rows    []benchRow
@@ -173,14 +213,22 @@ type bench struct {
 }
 
 // runBench measures targets in a directory of its own under dir.
-func runBench(ctx context.Context, targets []benchTarget, dir string, scale benchScale, stderr io.Writer) (rows []benchRow, err error) {
+func runBench(ctx context.Context, targets []benchTarget, dir, python string, scale benchScale, stderr io.Writer) (rows []benchRow, err error) {
 	if dir, err = benchDir(dir); err != nil {
 		return nil, err
 	}
-	b := &bench{benchScale: scale, dir: dir, out: stderr, log: newLogger(stderr, "warn", "text")}
+	b := &bench{benchScale: scale, dir: dir, python: python, out: stderr, log: newLogger(stderr, "warn", "text")}
 	defer func() {
 		err = errors.Join(err, b.closers.close(), os.RemoveAll(b.dir))
 	}()
+	for _, t := range targets {
+		if t.needs == nil {
+			continue
+		}
+		if err := t.needs(ctx, b); err != nil {
+			return nil, fmt.Errorf("bench %s: %w", t.name, err)
+		}
+	}
 	b.warnIfBusy(os.DirFS("/"))
 	for _, t := range targets {
 		if err := t.run(ctx, b); err != nil {

@@ -109,7 +109,7 @@ func benchGRPC(ctx context.Context, b *bench) (err error) {
 	if err != nil {
 		return fmt.Errorf("listen: %w", err)
 	}
-	servers := newServers(t.Store, &servePlan{}, b.log)
+	servers := newServers(t.Store, &servePlan{}, nil, nil, b.log)
 	failed := servers.start([]net.Listener{l})
 	defer func() {
 		err = errors.Join(err, servers.close())
@@ -119,7 +119,7 @@ func benchGRPC(ctx context.Context, b *bench) (err error) {
 		default:
 		}
 	}()
-	client, err := api.Dial(ctx, l.Addr().String(), nil)
+	client, err := api.Dial(ctx, l.Addr().String(), &api.ClientOptions{Inline: true})
 	if err != nil {
 		return err
 	}

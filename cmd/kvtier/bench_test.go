@@ -54,6 +54,40 @@ func TestBenchRows(t *testing.T) {
 		"match":   {{"match.inproc.256", "ns", false}},
 		"grpc":    {{"grpc.match.256", "us", true}},
 		"restart": {{"restart.1M", "s", false}, {"memory.resident", "bytes", false}},
+		"tcp": {
+			{"tcp.read.1MiB.c1", "GB/s", true},
+			{"tcp.write.1MiB.c1", "GB/s", true},
+			{"tcp.read.1MiB.c4", "GB/s", true},
+			{"tcp.write.1MiB.c4", "GB/s", true},
+		},
+		"shm": {
+			{"shm.read.1MiB.d1", "GB/s", true},
+			{"shm.write.1MiB.d1", "GB/s", true},
+			{"shm.read.1MiB.d16", "GB/s", true},
+			{"shm.write.1MiB.d16", "GB/s", true},
+		},
+		"store": {
+			{"store.put.1MiB.c1", "GB/s", true},
+			{"store.get.1MiB.c1", "GB/s", true},
+			{"store.put.1MiB.p99", "p99/p50", false},
+			{"store.local_get.1MiB.c1", "GB/s", true},
+			{"store.cpu.get.1MiB", "ms/GB", true},
+			{"store.put.1MiB.c4", "GB/s", true},
+			{"store.get.1MiB.c4", "GB/s", true},
+			{"store.put.64KiB.c1", "GB/s", true},
+			{"store.get.64KiB.c1", "GB/s", true},
+			{"store.get_batch16.64KiB.c1", "GB/s", true},
+			{"store.put.64KiB.c4", "GB/s", true},
+			{"store.get.64KiB.c4", "GB/s", true},
+			{"store.put.4MiB.c1", "GB/s", true},
+			{"store.get.4MiB.c1", "GB/s", true},
+			{"store.put.4MiB.c4", "GB/s", true},
+			{"store.get.4MiB.c4", "GB/s", true},
+			{"store.nvme_get.1MiB.c1", "GB/s", true},
+			{"store.nvme_get.1MiB.c1.disk", "GB/s", true},
+			{"store.nvme_get.1MiB.c4", "GB/s", true},
+			{"store.nvme_get.1MiB.c4.disk", "GB/s", true},
+		},
 	} {
 		t.Run(target, func(t *testing.T) {
 			targets, err := chooseTargets([]string{target})
@@ -61,7 +95,7 @@ func TestBenchRows(t *testing.T) {
 				t.Fatal(err)
 			}
 			dir := t.TempDir()
-			rows, err := runBench(t.Context(), targets, dir, tinyScale(), &bytes.Buffer{})
+			rows, err := runBench(t.Context(), targets, dir, "", tinyScale(), &bytes.Buffer{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -101,7 +135,7 @@ func TestBenchRows(t *testing.T) {
 
 func TestBenchCleansUpWhenItIsInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
-	interrupt := benchTarget{"interrupt", func(ctx context.Context, b *bench) error {
+	interrupt := benchTarget{name: "interrupt", run: func(ctx context.Context, b *bench) error {
 		if err := os.WriteFile(filepath.Join(b.dir, "file"), nil, 0o600); err != nil {
 			return err
 		}
@@ -109,7 +143,7 @@ func TestBenchCleansUpWhenItIsInterrupted(t *testing.T) {
 		return b.compare(ctx, "x", "s", 1, func(context.Context) (float64, error) { return 1, nil }, nil)
 	}}
 	dir := t.TempDir()
-	if rows, err := runBench(ctx, []benchTarget{interrupt}, dir, tinyScale(), &bytes.Buffer{}); err == nil {
+	if rows, err := runBench(ctx, []benchTarget{interrupt}, dir, "", tinyScale(), &bytes.Buffer{}); err == nil {
 		t.Errorf("no error, rows %v", rows)
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
@@ -147,7 +181,7 @@ func TestBenchArguments(t *testing.T) {
 		want string
 	}{
 		{[]string{"bench"}, "requires at least 1 arg"},
-		{[]string{"bench", "disk"}, `target "disk": want dram, nvme, catalog, match, grpc, restart or all`},
+		{[]string{"bench", "disk"}, `target "disk": want dram, nvme, catalog, match, grpc, tcp, shm, store, attach, restart or all`},
 		{[]string{"bench", "dram", "--pairs", "6"}, "--pairs 6: want at least 7"},
 	} {
 		var stdout, stderr bytes.Buffer

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -25,6 +26,7 @@ type clientFlags struct {
 	tlsKey    string
 	timeout   time.Duration
 	json      bool
+	inline    bool
 }
 
 // add adds the flags to c. The help of --json says what is printed.
@@ -39,6 +41,11 @@ func (f *clientFlags) add(c *cobra.Command, jsonHelp string) {
 	fs.StringVar(&f.tlsCA, "tls-ca", "", "`file` of certificates (PEM) of which one must have signed the server's (default the system's)")
 	fs.StringVar(&f.tlsCert, "tls-cert", "", "client certificate `file` (PEM); with --tls-key")
 	fs.StringVar(&f.tlsKey, "tls-key", "", "private key `file` (PEM)")
+}
+
+// addInline adds the flag of the commands that move blocks or look them up.
+func (f *clientFlags) addInline(c *cobra.Command) {
+	c.Flags().BoolVar(&f.inline, "inline", false, "use gRPC only: do not open a session with the daemon")
 }
 
 // options reads what the flags name.
@@ -56,7 +63,7 @@ func (f *clientFlags) options(getenv func(string) string) (*api.ClientOptions, e
 	if err != nil {
 		return nil, err
 	}
-	o := &api.ClientOptions{Token: token}
+	o := &api.ClientOptions{Token: token, Inline: f.inline, Name: "kvtier"}
 	if !f.useTLS && f.tlsCA == "" && f.tlsCert == "" {
 		return o, nil
 	}
@@ -86,20 +93,47 @@ func (f *clientFlags) call(ctx context.Context) (context.Context, context.Cancel
 	return context.WithTimeout(ctx, f.timeout)
 }
 
+// batches calls fn with the hashes, as many at a time as one call may name, until
+// it fails.
+func (f *clientFlags) batches(ctx context.Context, hashes []block.Hash, fn func(ctx context.Context, part []block.Hash) error) error {
+	for part := range slices.Chunk(hashes, api.MaxKeys) {
+		cctx, cancel := f.call(ctx)
+		err := fn(cctx, part)
+		cancel()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // connect runs fn with a connection to the daemon.
-func (f *clientFlags) connect(ctx context.Context, fn func(*api.Client) error) (err error) {
+func (f *clientFlags) connect(ctx context.Context, fn func(*api.Client) error) error {
+	return f.connectAll(ctx, 1, func(clients []*api.Client) error { return fn(clients[0]) })
+}
+
+// connectAll runs fn with n connections to the daemon.
+func (f *clientFlags) connectAll(ctx context.Context, n int, fn func([]*api.Client) error) (err error) {
 	o, err := f.options(os.Getenv)
 	if err != nil {
 		return err
 	}
-	dctx, cancel := f.call(ctx)
-	client, err := api.Dial(dctx, f.server, o)
-	cancel()
-	if err != nil {
-		return err
+	clients := make([]*api.Client, 0, n)
+	defer func() {
+		for _, client := range clients {
+			err = errors.Join(err, client.Close())
+		}
+	}()
+	for range n {
+		dctx, cancel := f.call(ctx)
+		client, err := api.Dial(dctx, f.server, o)
+		cancel()
+		if err != nil {
+			return err
+		}
+		clients = append(clients, client)
 	}
-	defer func() { err = errors.Join(err, client.Close()) }()
-	return fn(client)
+	return fn(clients)
 }
 
 // namespaceFlag adds the flag that names a namespace, which must be given.

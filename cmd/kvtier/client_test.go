@@ -197,6 +197,8 @@ func TestUnknownNamespace(t *testing.T) {
 		{"prefetch", "--namespace", "nope", hashA},
 		{"ls", "--namespace", "nope"},
 		{"rm", "--namespace", "nope", hashA},
+		{"pin", "--namespace", "nope", hashA},
+		{"unpin", "--namespace", "nope", hashA},
 		{"rm", "--namespace", "nope", "--all", "--yes"},
 		{"ns", "show", "nope"},
 		{"watch", "--namespace", "nope"},

@@ -47,6 +47,7 @@ A miss writes nothing, says why on standard error and exits with code 3.`,
 	namespaceFlag(c, &f.namespace)
 	fs.StringVarP(&f.output, "output", "o", "-", "`file` to write to; \"-\" is standard output")
 	fs.StringVar(&f.byteRange, "range", "", "`OFF:LEN` of the bytes wanted; without LEN to the end")
+	f.addInline(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
 		f.ranged = c.Flags().Changed("range")
 		return f.run(c.Context(), args[0], c.OutOrStdout())

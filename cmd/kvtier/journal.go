@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"sync"
 
 	"github.com/kvtier/kvtier/index/block"
 )
@@ -14,7 +15,9 @@ import (
 // one a line. After a crash it says what the daemon must still have, unless the
 // block was evicted since.
 type journal struct {
-	f   *os.File
+	f *os.File
+
+	mu  sync.Mutex
 	buf []byte
 }
 
@@ -27,53 +30,65 @@ func openJournal(path string) (*journal, error) {
 	return &journal{f: f}, nil
 }
 
-// add notes a block, to be written by flush.
-func (j *journal) add(h block.Hash) {
-	j.buf = append(j.buf, h.Hex(traceHashBytes)...)
-	j.buf = append(j.buf, '\n')
-}
-
-// flush writes what was noted, in one piece.
-func (j *journal) flush() error {
-	if len(j.buf) == 0 {
+// write adds blocks, all in one piece. It is safe for concurrent use.
+func (j *journal) write(hashes []block.Hash) error {
+	if len(hashes) == 0 {
 		return nil
 	}
-	_, err := j.f.Write(j.buf)
+	j.mu.Lock()
+	defer j.mu.Unlock()
 	j.buf = j.buf[:0]
-	if err != nil {
+	for _, h := range hashes {
+		j.buf = append(j.buf, h.Hex(traceHashBytes)...)
+		j.buf = append(j.buf, '\n')
+	}
+	if _, err := j.f.Write(j.buf); err != nil {
 		return fmt.Errorf("write journal: %w", err)
 	}
 	return nil
 }
 
-func (j *journal) close() error {
-	return errors.Join(j.flush(), j.f.Close())
-}
+func (j *journal) close() error { return j.f.Close() }
 
-// readJournal reads the hashes of a journal. A last line without its end was
-// being written when its writer was killed, and does not count.
+// readJournal reads the hashes of a journal.
 func readJournal(path string) (map[block.Hash]struct{}, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("open journal: %w", err)
 	}
 	defer f.Close()
+	hashes, err := parseJournal(f)
+	if err != nil {
+		return nil, fmt.Errorf("read journal %s: %w", path, err)
+	}
+	return hashes, nil
+}
+
+// parseJournal reads what journal.write has written; anything else fails with
+// block.ErrInvalid. A last line without its end was being written when its
+// writer was killed, and does not count.
+func parseJournal(src io.Reader) (map[block.Hash]struct{}, error) {
 	hashes := make(map[block.Hash]struct{})
-	r := bufio.NewReader(f)
+	r := bufio.NewReader(src)
 	for n := 1; ; n++ {
 		line, err := r.ReadString('\n')
 		if errors.Is(err, io.EOF) {
 			return hashes, nil
 		}
 		if err != nil {
-			return nil, fmt.Errorf("read journal %s: %w", path, err)
+			return nil, err
 		}
-		h, hashLen, err := block.ParseHash(line[:len(line)-1])
-		if err == nil && hashLen != traceHashBytes {
+		line = line[:len(line)-1]
+		h, hashLen, err := block.ParseHash(line)
+		switch {
+		case err != nil:
+		case hashLen != traceHashBytes:
 			err = fmt.Errorf("%w: hash of %d bytes, want %d", block.ErrInvalid, hashLen, traceHashBytes)
+		case h.Hex(hashLen) != line:
+			err = fmt.Errorf("%w: hash %s: upper case", block.ErrInvalid, line)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("read journal %s: line %d: %w", path, n, err)
+			return nil, fmt.Errorf("line %d: %w", n, err)
 		}
 		hashes[h] = struct{}{}
 	}

@@ -2,14 +2,18 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/kvtier/kvtier/api"
+	"github.com/kvtier/kvtier/api/session"
 	"github.com/kvtier/kvtier/backends"
 	"github.com/kvtier/kvtier/backends/posix"
 	"github.com/kvtier/kvtier/index/block"
@@ -43,8 +47,9 @@ var (
 type status struct {
 	mu struct {
 		sync.RWMutex
-		store *tiers.Store // nil: not open
-		why   error        // why it does not serve, nil when it does
+		store    *tiers.Store    // nil: not open
+		sessions *session.Server // nil as well
+		why      error           // why it does not serve, nil when it does
 	}
 }
 
@@ -54,10 +59,10 @@ func newStatus() *status {
 	return s
 }
 
-func (s *status) set(store *tiers.Store, why error) {
+func (s *status) set(store *tiers.Store, sessions *session.Server, why error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.mu.store, s.mu.why = store, why
+	s.mu.store, s.mu.sessions, s.mu.why = store, sessions, why
 }
 
 func (s *status) ready() error {
@@ -76,6 +81,16 @@ func (s *status) snapshot() (storeSnapshot, bool) {
 	return storeSnapshot{stats: s.mu.store.Stats(), catalog: s.mu.store.CatalogMetrics(), ready: s.mu.why == nil}, true
 }
 
+// sessionStats is what the server of sessions says of itself; false when there is none.
+func (s *status) sessionStats() (session.Stats, bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.mu.sessions == nil {
+		return session.Stats{}, false
+	}
+	return s.mu.sessions.Stats(), true
+}
+
 // listenAll opens all addresses of the plan.
 func listenAll(ctx context.Context, endpoints []endpoint, c *closers) ([]net.Listener, error) {
 	var ls []net.Listener
@@ -84,20 +99,23 @@ func listenAll(ctx context.Context, endpoints []endpoint, c *closers) ([]net.Lis
 		if err != nil {
 			return nil, err
 		}
-		c.add(func() error {
-			// The server that served it has closed it already.
-			if err := l.Close(); !errors.Is(err, net.ErrClosed) {
-				return err
-			}
-			return nil
-		})
+		c.add(func() error { return closeListener(l) })
 		ls = append(ls, l)
 	}
 	return ls, nil
 }
 
-// newAgent makes the agent that moves the bytes, with every backend of the
-// table. files is the one for files and block devices.
+// closeListener closes a listener that the server that served it may have closed
+// already.
+func closeListener(l net.Listener) error {
+	if err := l.Close(); !errors.Is(err, net.ErrClosed) {
+		return err
+	}
+	return nil
+}
+
+// newAgent makes the agent that moves the bytes, with every backend of the table that
+// moves them within this process. files is the one for files and block devices.
 func newAgent(engine string, log *slog.Logger) (agent *xfer.Agent, files *posix.Backend, err error) {
 	if agent, err = xfer.NewAgent("kvtier", nil); err != nil {
 		return nil, nil, err
@@ -107,6 +125,12 @@ func newAgent(engine string, log *slog.Logger) (agent *xfer.Agent, files *posix.
 		b, err := backends.Open(kind, o)
 		if err != nil {
 			return nil, nil, errors.Join(err, agent.Close())
+		}
+		if !b.Caps().Local { // the store has no peers, so nobody need reach it
+			if err := b.Close(); err != nil {
+				return nil, nil, errors.Join(err, agent.Close())
+			}
+			continue
 		}
 		if err := agent.AddBackend(b); err != nil {
 			return nil, nil, errors.Join(err, b.Close(), agent.Close())
@@ -131,6 +155,12 @@ func (p *servePlan) options(f *serveFlags, agent *xfer.Agent, log *slog.Logger) 
 		Grace:         f.grace,
 		PrefetchBytes: f.prefetch,
 		Logger:        log,
+	}
+	switch f.sharedMemory {
+	case "on":
+		o.SharedMemory = tiers.ShareOn
+	case "auto":
+		o.SharedMemory = tiers.ShareAuto
 	}
 	for _, s := range p.slabs {
 		o.Slabs = append(o.Slabs, tiers.SlabSpec{Path: s.path, Bytes: s.bytes})
@@ -165,20 +195,68 @@ func hasTier(s block.Stats, id block.TierID) bool {
 	return slices.ContainsFunc(s.Tiers, func(t block.TierStats) bool { return t.Tier == id })
 }
 
+// listenSocket opens the socket for sessions; nil when there is none. It is this
+// user's only, unless clients are told apart: then the list says who may connect.
+func (p *servePlan) listenSocket(ctx context.Context, c *closers, log *slog.Logger) (net.Listener, error) {
+	if p.socket == "" {
+		log.Warn("no socket for sessions", "why", p.socketNote)
+		return nil, nil
+	}
+	if err := removeStaleSocket(ctx, p.socket); err != nil {
+		return nil, fmt.Errorf("--socket: listen on unix:%s: %w", p.socket, err)
+	}
+	l, err := listenWith(ctx, endpoint{"unix", p.socket}, net.ListenConfig{Control: ownerOnly})
+	if err != nil {
+		return nil, fmt.Errorf("--socket: %w", err)
+	}
+	c.add(func() error { return closeListener(l) })
+	if p.security.access != nil {
+		if err := os.Chmod(p.socket, 0o666); err != nil {
+			return nil, fmt.Errorf("--socket: %w", err)
+		}
+	}
+	return l, nil
+}
+
 // servers answer the listeners: with TLS those that have a port, if there is a
 // certificate, and without it sockets of this machine, where it adds nothing.
 type servers struct {
-	tcp, unix *api.Server
-	served    sync.WaitGroup
+	tcp, unix    *api.Server
+	sessions     *session.Server
+	port, socket net.Listener // of sessions; nil: none
+	served       sync.WaitGroup
 }
 
-func newServers(store api.Store, p *servePlan, log *slog.Logger) *servers {
-	o := api.ServerOptions{Logger: log, Token: p.security.token, Version: buildVersion().Version}
-	s := &servers{unix: api.NewServer(store, &o)}
+// A session may hold places for puts of so many bytes, and of no more than this part of
+// the DRAM tier: an eighth of what all together may hold, so that a few clients that are
+// stopped, and keep their places, do not end the puts of others.
+const (
+	maxSessionGrants  = 64 << 20
+	sessionGrantShare = 32
+)
+
+func newServers(store *tiers.Store, p *servePlan, port, socket net.Listener, log *slog.Logger) *servers {
+	o := api.ServerOptions{Logger: log, Token: p.security.token, Access: p.security.access, Version: buildVersion().Version}
+	o.Sessions = &api.SessionPlaces{}
+	if port != nil {
+		o.Sessions.Address = port.Addr().String()
+	}
+	if socket != nil {
+		o.Sessions.Socket = p.socket
+	}
+	s := &servers{port: port, socket: socket}
+	s.sessions = session.NewServer(store, &session.ServerOptions{
+		Logger: log, Token: p.security.token, Access: p.security.access, Name: "kvtier " + o.Version, GrantBytes: min(maxSessionGrants, p.dram/sessionGrantShare),
+	})
+	o.ListSessions = s.sessions.Sessions
+	s.unix = api.NewServer(store, &o)
 	s.tcp = s.unix
 	if p.security.tls != nil {
 		o.TLS = p.security.tls
 		s.tcp = api.NewServer(store, &o)
+		if port != nil {
+			s.port = tls.NewListener(port, p.security.tls)
+		}
 	}
 	return s
 }
@@ -188,17 +266,25 @@ func newServers(store api.Store, p *servePlan, log *slog.Logger) *servers {
 func (s *servers) start(ls []net.Listener) <-chan error {
 	s.tcp.SetReady(true)
 	s.unix.SetReady(true)
-	failed := make(chan error, len(ls))
-	for _, l := range ls {
-		srv := s.tcp
-		if l.Addr().Network() == "unix" {
-			srv = s.unix
-		}
+	failed := make(chan error, len(ls)+2)
+	serve := func(by interface{ Serve(net.Listener) error }, l net.Listener) {
 		s.served.Go(func() {
-			if err := srv.Serve(l); err != nil {
+			if err := by.Serve(l); err != nil {
 				failed <- err
 			}
 		})
+	}
+	for _, l := range ls {
+		if l.Addr().Network() == "unix" {
+			serve(s.unix, l)
+		} else {
+			serve(s.tcp, l)
+		}
+	}
+	for _, l := range []net.Listener{s.port, s.socket} {
+		if l != nil {
+			serve(s.sessions, l)
+		}
 	}
 	return failed
 }
@@ -206,12 +292,13 @@ func (s *servers) start(ls []net.Listener) <-chan error {
 // drain ends the calls under way, and breaks off those that are left when ctx
 // ends.
 func (s *servers) drain(ctx context.Context) error {
-	errs := make([]error, 2)
+	errs := make([]error, 3)
 	var wg sync.WaitGroup
 	wg.Go(func() { errs[0] = s.tcp.Drain(ctx) })
 	if s.unix != s.tcp {
 		wg.Go(func() { errs[1] = s.unix.Drain(ctx) })
 	}
+	wg.Go(func() { errs[2] = s.sessions.Drain(ctx) })
 	wg.Wait()
 	return errors.Join(errs...)
 }

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // endpoint is an address to listen on or to dial.
@@ -35,6 +37,9 @@ func parseEndpoint(s string) (endpoint, error) {
 	if path, ok := strings.CutPrefix(s, "unix:"); ok {
 		if path == "" || len(path) > maxUnixPath {
 			return endpoint{}, fmt.Errorf("address %q: a socket's path has 1 to %d bytes", s, maxUnixPath)
+		}
+		if strings.ContainsRune(path, 0) {
+			return endpoint{}, fmt.Errorf("address %q: a byte of zero in the path", s)
 		}
 		return endpoint{"unix", path}, nil
 	}
@@ -105,12 +110,26 @@ func listen(ctx context.Context, e endpoint) (net.Listener, error) {
 			return nil, fmt.Errorf("listen on %s: %w", e, err)
 		}
 	}
-	var lc net.ListenConfig
+	return listenWith(ctx, e, net.ListenConfig{})
+}
+
+// listenWith opens an endpoint.
+func listenWith(ctx context.Context, e endpoint, lc net.ListenConfig) (net.Listener, error) {
 	l, err := lc.Listen(ctx, e.network, e.address)
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", e, shortNetError(err))
 	}
 	return l, nil
+}
+
+// ownerOnly makes a socket that only its owner can connect to: what it is bound to
+// takes the mode that it has itself.
+func ownerOnly(_, _ string, c syscall.RawConn) error {
+	var err error
+	if cerr := c.Control(func(fd uintptr) { err = unix.Fchmod(int(fd), 0o600) }); cerr != nil {
+		return cerr
+	}
+	return err
 }
 
 // shortNetError takes the operation and address off a network error, since its

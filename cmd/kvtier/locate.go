@@ -4,12 +4,12 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"slices"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
 	"github.com/kvtier/kvtier/api"
+	"github.com/kvtier/kvtier/index/block"
 )
 
 // locatedBlock is what locate prints of one key as JSON.
@@ -52,10 +52,8 @@ func locate(ctx context.Context, f *clientFlags, namespace string, args []string
 			return err
 		}
 		out := make([]locatedBlock, 0, len(hashes))
-		for part := range slices.Chunk(hashes, api.MaxKeys) {
-			cctx, cancel := f.call(ctx)
-			found, err := client.Locate(cctx, ns, part)
-			cancel()
+		err = f.batches(ctx, hashes, func(ctx context.Context, part []block.Hash) error {
+			found, err := client.Locate(ctx, ns, part)
 			if err != nil {
 				return err
 			}
@@ -66,6 +64,10 @@ func locate(ctx context.Context, f *clientFlags, namespace string, args []string
 				}
 				out = append(out, b)
 			}
+			return nil
+		})
+		if err != nil {
+			return err
 		}
 		if f.json {
 			return writeJSON(stdout, out)

@@ -193,10 +193,31 @@ func TestStat(t *testing.T) {
 	}
 }
 
+// What stat prints for people is that of the golden file.
+func TestStatGolden(t *testing.T) {
+	o := describeStats("v1", aStats())
+	var got strings.Builder
+	if err := o.print(&got); err != nil {
+		t.Fatal(err)
+	}
+	compareGolden(t, "testdata/stat.golden", got.String())
+}
+
 func TestWatch(t *testing.T) {
 	addr, srv := startServer(t, memstore.New(&memstore.Options{Durable: true}), nil)
 	putOne(t, addr)
 
+	r := kvtier(t, addr, "", "stat", "--json")
+	var stat statOutput
+	if err := json.Unmarshal([]byte(r.stdout), &stat); err != nil {
+		t.Fatalf("%+v: %v", r, err)
+	}
+	incarnation := stat.Incarnation
+	if n, err := parseIncarnation(incarnation); err != nil || n == 0 {
+		t.Fatalf("incarnation %q", incarnation)
+	}
+
+	var first string // line of a watch on standard error
 	watch := func(args ...string) (lines *bufio.Scanner, wait func() result) {
 		out, stdout := io.Pipe()
 		ready, stderr := io.Pipe()
@@ -210,9 +231,11 @@ func TestWatch(t *testing.T) {
 			done <- result{code: code}
 		}()
 		errs := bufio.NewReader(ready)
-		if line, err := errs.ReadString('\n'); err != nil || line != "watching\n" {
+		line, err := errs.ReadString('\n')
+		if err != nil || !strings.HasPrefix(line, "watching incarnation "+incarnation+" after ") {
 			t.Fatalf("watch began with %q, %v", line, err)
 		}
+		first = line
 		return bufio.NewScanner(out), func() result {
 			text, _ := io.ReadAll(errs)
 			r := <-done
@@ -262,6 +285,32 @@ func TestWatch(t *testing.T) {
 
 	_, wait = watch("--for", "300ms")
 	wait().want(t, 0, "", "")
+
+	// The put of A was the first event, and the put of B the last.
+	lines, wait = watch("--incarnation", incarnation, "--after", "1", "--json", "--count", "1")
+	if first != "watching incarnation "+incarnation+" after 1, resumed\n" {
+		t.Errorf("a watch that goes on says %q", first)
+	}
+	if !lines.Scan() || !strings.HasPrefix(lines.Text(), `{"seq":2,"event":"stored","namespace":"other"`) {
+		t.Errorf("the event behind the first: %q", lines.Text())
+	}
+	wait().want(t, 0, "", "")
+	lines, wait = watch("--namespace", "demo", "--snapshot", "--json", "--count", "2")
+	if got, want := next(lines), (watchLine{Event: "present", Namespace: "demo", Hash: hashB, Parent: hashA, Tier: "g2", Bytes: 10}); got != want {
+		t.Errorf("of a snapshot %+v, want %+v", got, want)
+	}
+	if got, want := next(lines), (watchLine{Event: "snapshot", Namespace: "demo", Count: 1}); got != want {
+		t.Errorf("end of a snapshot %+v, want %+v", got, want)
+	}
+	wait().want(t, 0, "", "")
+	lines, wait = watch("--incarnation", "1", "--count", "1")
+	if !lines.Scan() || !strings.HasSuffix(lines.Text(), " lost") {
+		t.Errorf("a watch of another incarnation begins with %q", lines.Text())
+	}
+	wait().want(t, 0, "", "")
+	kvtier(t, addr, "", "watch", "--after", "7").want(t, 2, "", "--after 7")
+	kvtier(t, addr, "", "watch", "--incarnation", "0").want(t, 2, "", `--incarnation "0"`)
+	kvtier(t, addr, "", "watch", "--incarnation", "watching").want(t, 2, "", `--incarnation "watching"`)
 
 	_, wait = watch()
 	if err := srv.Drain(context.Background()); err != nil {

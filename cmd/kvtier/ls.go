@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -31,6 +30,7 @@ type listedBlock struct {
 	Sum     string   `json:"sum"`   // xxh3-128 of the payload
 	Tiers   []string `json:"tiers"` // nearest first
 	Expires string   `json:"expires,omitempty"`
+	Pinned  bool     `json:"pinned,omitempty"`
 }
 
 func newLsCmd() *cobra.Command {
@@ -103,12 +103,9 @@ func (f *lsFlags) refresh(ctx context.Context, client *api.Client) (block.Namesp
 
 func (f *lsFlags) print(w io.Writer, hashLen int, entries []block.ListEntry) error {
 	for _, e := range entries {
-		b := listedBlock{Hash: e.Hash.Hex(hashLen), Bytes: e.Len, Sum: e.Sum.String(), Tiers: tierNames(e.Tiers)}
+		b := listedBlock{Hash: e.Hash.Hex(hashLen), Bytes: e.Len, Sum: e.Sum.String(), Tiers: tierNames(e.Tiers), Expires: rfc3339(e.Expires), Pinned: e.Pinned}
 		if e.HasPar {
 			b.Parent = e.Parent.Hex(hashLen)
-		}
-		if !e.Expires.IsZero() {
-			b.Expires = e.Expires.UTC().Format(time.RFC3339)
 		}
 		var err error
 		if f.json {
@@ -132,6 +129,9 @@ func (b *listedBlock) line() string {
 	}
 	if b.Expires != "" {
 		s += "  expires " + b.Expires
+	}
+	if b.Pinned {
+		s += "  pinned"
 	}
 	return strings.TrimRight(s, " ")
 }

@@ -58,6 +58,7 @@ it; it shows whether the blocks could be held.`,
 	namespaceFlag(c, &f.namespace)
 	c.Flags().BoolVar(&f.all, "all", false, "look up every block")
 	c.Flags().DurationVar(&f.lease, "lease", 0, "lease the resident blocks for so long")
+	f.addInline(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
 		return f.run(c.Context(), args, c.OutOrStdout())
 	}

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"time"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kvtier/kvtier/index"
@@ -58,11 +60,14 @@ type storeCollector struct {
 	store   group[block.Stats]
 	tier    group[block.TierStats]
 	device  group[block.DeviceStats]
+	scrub   group[block.ScrubStatus]
 	catalog group[index.CatalogMetrics]
+	health  group[block.CatalogStats]
 	misses  *prometheus.Desc
 	removed *prometheus.Desc
 	ready   *prometheus.Desc
 	info    *prometheus.Desc
+	opened  *prometheus.Desc
 }
 
 // newStoreCollector makes the collector of what take returns.
@@ -72,16 +77,20 @@ func newStoreCollector(take func() (storeSnapshot, bool)) *storeCollector {
 		store:   group[block.Stats]{prefix: "kvtier_"},
 		tier:    group[block.TierStats]{prefix: "kvtier_tier_", labels: []string{"tier"}},
 		device:  group[block.DeviceStats]{prefix: "kvtier_device_", labels: []string{"tier", "device"}},
+		scrub:   group[block.ScrubStatus]{prefix: "kvtier_scrub_"},
 		catalog: group[index.CatalogMetrics]{prefix: "kvtier_catalog_"},
+		health:  group[block.CatalogStats]{prefix: "kvtier_catalog_"},
 		misses:  prometheus.NewDesc("kvtier_misses_total", "Keys that were not served, by reason.", []string{"reason"}, nil),
 		removed: prometheus.NewDesc("kvtier_removed_total", "Blocks that left the store for good, by reason.", []string{"reason"}, nil),
 		ready:   prometheus.NewDesc("kvtier_ready", "1 when committed blocks are served.", nil, nil),
 		info: prometheus.NewDesc("kvtier_device_info", "A device of a tier: identity of its slab, I/O engine and state. Always 1.",
 			[]string{"tier", "device", "id", "engine", "state"}, nil),
+		opened: prometheus.NewDesc("kvtier_store_info", "The store: its incarnation, which is drawn when it is opened. Always 1.", []string{"incarnation"}, nil),
 	}
 	c.addStore()
 	c.addTier()
 	c.addDevice()
+	c.addScrub()
 	c.addCatalog()
 	return c
 }
@@ -96,6 +105,9 @@ func (c *storeCollector) addStore() {
 	c.store.add(gauge, "reservations", "Reservations not committed yet.", func(s *block.Stats) float64 { return float64(s.Reservations) })
 	c.store.add(gauge, "watchers", "Watchers of events.", func(s *block.Stats) float64 { return float64(s.Watchers) })
 	c.store.add(counter, "events_lost_total", "Events that a watcher was too slow for.", func(s *block.Stats) float64 { return float64(s.EventsLost) })
+	c.store.add(counter, "events_total", "Events that happened.", func(s *block.Stats) float64 { return float64(s.EventSeq) })
+	c.store.add(gauge, "pinned_blocks", "Blocks that are pinned.", func(s *block.Stats) float64 { return float64(s.Pinned) })
+	c.store.add(gauge, "pinned_bytes", "Bytes of payload of blocks that are pinned.", func(s *block.Stats) float64 { return float64(s.PinnedBytes) })
 	c.store.add(gauge, "table_bytes", "Memory of the resident table.", func(s *block.Stats) float64 { return float64(s.TableBytes) })
 	c.store.add(counter, "prefetch_queued_total", "Blocks queued for prefetch.", func(s *block.Stats) float64 { return float64(s.Prefetch.Queued) })
 	c.store.add(counter, "prefetch_done_total", "Blocks brought up by prefetch.", func(s *block.Stats) float64 { return float64(s.Prefetch.Done) })
@@ -124,12 +136,31 @@ func (c *storeCollector) addTier() {
 func (c *storeCollector) addDevice() {
 	c.device.add(gauge, "bytes", "Size of the device.", func(d *block.DeviceStats) float64 { return float64(d.Bytes) })
 	c.device.add(gauge, "filesystem_free_bytes", "Free bytes of the file system under the device; 0 for block devices.", func(d *block.DeviceStats) float64 { return float64(d.FreeOnFS) })
-	c.device.add(gauge, "healthy", "1 when the device is healthy.", func(d *block.DeviceStats) float64 { return oneIf(d.State == "healthy") })
+	c.device.add(gauge, "healthy", "1 when the device is healthy.", func(d *block.DeviceStats) float64 { return oneIf(d.State == block.Healthy) })
+	c.device.add(gauge, "down", "1 when the device is not used until a probe succeeds.", func(d *block.DeviceStats) float64 { return oneIf(d.State == block.Down) })
+	c.device.add(counter, "errors_total", "Errors of the device's I/O.", func(d *block.DeviceStats) float64 { return float64(d.Errors) })
 	c.device.add(gauge, "page_bytes", "Size of the memory pages obtained; 0 for devices that are not memory.", func(d *block.DeviceStats) float64 { return float64(d.PageBytes) })
 	c.device.add(gauge, "locked_bytes", "Bytes locked in memory.", func(d *block.DeviceStats) float64 { return float64(d.Locked) })
 }
 
+// addScrub adds what is said of the scrub that runs, or else ran last. A scrub that
+// begins anew counts from 0, so these are no counters.
+func (c *storeCollector) addScrub() {
+	c.scrub.add(gauge, "running", "1 while a scrub runs.", func(s *block.ScrubStatus) float64 { return oneIf(s.State == block.ScrubRunning) })
+	c.scrub.add(gauge, "failed", "1 when the last scrub ended with an error.", func(s *block.ScrubStatus) float64 { return oneIf(s.State == block.ScrubFailed) })
+	c.scrub.add(gauge, "done_bytes", "Bytes of the slabs that the last scrub is through with.", func(s *block.ScrubStatus) float64 { return float64(s.Done) })
+	c.scrub.add(gauge, "size_bytes", "Bytes of the slabs that the last scrub goes through.", func(s *block.ScrubStatus) float64 { return float64(s.Total) })
+	c.scrub.add(gauge, "blocks", "Blocks that the last scrub has read and compared.", func(s *block.ScrubStatus) float64 { return float64(s.Blocks) })
+	c.scrub.add(gauge, "damaged_blocks", "Of those, blocks whose header or payload was wrong or could not be read.", func(s *block.ScrubStatus) float64 { return float64(s.Damaged) })
+	c.scrub.add(gauge, "repaired_blocks", "Of the damaged, blocks written anew from another tier.", func(s *block.ScrubStatus) float64 { return float64(s.Repaired) })
+	c.scrub.add(gauge, "dropped_blocks", "Of the damaged, blocks that no other tier had.", func(s *block.ScrubStatus) float64 { return float64(s.Dropped) })
+	c.scrub.add(gauge, "stale_headers", "Headers of blocks that are gone, which the last scrub invalidated.", func(s *block.ScrubStatus) float64 { return float64(s.Stale) })
+	c.scrub.add(gauge, "ended_timestamp_seconds", "When the last scrub ended; 0 while it runs, and when there was none.", func(s *block.ScrubStatus) float64 { return unixSeconds(s.Ended) })
+}
+
 func (c *storeCollector) addCatalog() {
+	c.health.add(gauge, "healthy", "1 when the catalog records what is new.", func(s *block.CatalogStats) float64 { return oneIf(s.State == block.Healthy) })
+	c.health.add(counter, "errors_total", "Times that the catalog left its healthy state.", func(s *block.CatalogStats) float64 { return float64(s.Errors) })
 	c.catalog.add(gauge, "disk_bytes", "Bytes of the catalog on disk.", func(m *index.CatalogMetrics) float64 { return float64(m.DiskBytes) })
 	c.catalog.add(gauge, "wal_bytes", "Bytes of the catalog's log on disk.", func(m *index.CatalogMetrics) float64 { return float64(m.WALBytes) })
 	c.catalog.add(gauge, "memtable_bytes", "Memory of records not yet in a table.", func(m *index.CatalogMetrics) float64 { return float64(m.MemTableBytes) })
@@ -153,15 +184,24 @@ func oneIf(b bool) float64 {
 	return 0
 }
 
+func unixSeconds(t time.Time) float64 {
+	if t.IsZero() {
+		return 0
+	}
+	return float64(t.UnixMilli()) / 1000
+}
+
 // Describe lists the metrics.
 func (c *storeCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.ready, c.info, c.misses, c.removed} {
+	for _, d := range []*prometheus.Desc{c.ready, c.info, c.opened, c.misses, c.removed} {
 		ch <- d
 	}
 	c.store.describe(ch)
 	c.tier.describe(ch)
 	c.device.describe(ch)
+	c.scrub.describe(ch)
 	c.catalog.describe(ch)
+	c.health.describe(ch)
 }
 
 // Collect takes a snapshot.
@@ -172,7 +212,10 @@ func (c *storeCollector) Collect(ch chan<- prometheus.Metric) {
 		return
 	}
 	c.store.collect(ch, &s.stats)
+	c.scrub.collect(ch, &s.stats.Scrub)
 	c.catalog.collect(ch, &s.catalog)
+	c.health.collect(ch, &s.stats.Catalog)
+	ch <- prometheus.MustNewConstMetric(c.opened, gauge, 1, formatIncarnation(s.stats.Incarnation))
 	for reason, n := range s.stats.Misses {
 		ch <- prometheus.MustNewConstMetric(c.misses, counter, float64(n), reason)
 	}

@@ -37,6 +37,10 @@ type namespaceOutput struct {
 	Created        string `json:"created"`
 	Blocks         *int64 `json:"blocks,omitempty"`
 	Bytes          *int64 `json:"bytes,omitempty"`
+
+	// Where sessions are served, of open and show.
+	SessionAddress string `json:"session_address,omitempty"` // HOST:PORT
+	SessionSocket  string `json:"session_socket,omitempty"`
 }
 
 func describeNamespace(n block.Namespace) namespaceOutput {
@@ -46,7 +50,7 @@ func describeNamespace(n block.Namespace) namespaceOutput {
 		TokensPerBlock: d.TokensPerBlock, BlockBytes: d.BlockBytes, MaxBlockBytes: d.MaxBlockBytes,
 		HashAlgorithm: d.HashAlgorithm, HashSeed: d.HashSeed, RankLayout: d.RankLayout, KVGroup: d.KVGroup, Tenant: d.Tenant,
 		Digest: fmt.Sprintf("%x", d.Digest()), HashLen: n.HashLen, Epoch: n.Epoch, TTLMS: n.TTL.Milliseconds(),
-		Created: n.Created.UTC().Format(time.RFC3339),
+		Created: rfc3339(n.Created),
 	}
 }
 
@@ -54,6 +58,13 @@ func describeNamespaceInfo(n block.NamespaceInfo) namespaceOutput {
 	o := describeNamespace(n.Namespace)
 	o.Blocks, o.Bytes = &n.Blocks, &n.Bytes
 	return o
+}
+
+// addSessions asks where sessions are served.
+func (o *namespaceOutput) addSessions(ctx context.Context, client *api.Client) error {
+	info, err := client.Ping(ctx)
+	o.SessionAddress, o.SessionSocket = info.Sessions.Address, info.Sessions.Socket
+	return err
 }
 
 // print writes a namespace for people, without the fields that it leaves open.
@@ -84,6 +95,11 @@ func (o *namespaceOutput) print(w io.Writer) error {
 		{"time to live", ttlText(o.TTLMS)},
 		{"created", o.Created},
 	}...)
+	for _, r := range [][2]string{{"session address", o.SessionAddress}, {"session socket", o.SessionSocket}} {
+		if r[1] != "" {
+			rows = append(rows, r)
+		}
+	}
 	if o.Blocks != nil {
 		rows = append(rows, [2]string{"blocks", fmt.Sprint(*o.Blocks)}, [2]string{"payload", formatSizeShort(*o.Bytes)})
 	}
@@ -181,6 +197,9 @@ func newNsShowCmd() *cobra.Command {
 					continue
 				}
 				o := describeNamespaceInfo(n)
+				if err := o.addSessions(ctx, client); err != nil {
+					return err
+				}
 				if f.json {
 					return writeJSON(c.OutOrStdout(), o)
 				}
@@ -253,6 +272,9 @@ func (f *nsOpenFlags) run(ctx context.Context, stdout io.Writer) error {
 			return err
 		}
 		o := describeNamespace(n)
+		if err := o.addSessions(ctx, client); err != nil {
+			return err
+		}
 		if f.json {
 			return writeJSON(stdout, o)
 		}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
+	"time"
 )
 
 // writeJSON writes v as one indented JSON value and a newline.
@@ -60,4 +61,12 @@ func printTable(w io.Writer, rows [][2]string) error {
 		}
 	}
 	return tw.Flush()
+}
+
+// rfc3339 writes a time for JSON, and no time as nothing.
+func rfc3339(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return t.UTC().Format(time.RFC3339)
 }

@@ -59,6 +59,7 @@ with the same bytes is no error, one with other bytes is a conflict.`,
 	enumVar(fs, &f.durable, "durable", "g2", "how durable the block is when put ends: in DRAM (g2) or on NVMe (g3)", "g2", "g3")
 	fs.StringVar(&f.parent, "parent", "", "`hash` of the block before this one in its sequence")
 	fs.DurationVar(&f.ttl, "ttl", 0, "time to live of the block, rounded up to whole seconds (default the namespace's)")
+	f.addInline(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
 		return f.run(c.Context(), args[0], args[1], c.InOrStdin(), c.OutOrStdout())
 	}

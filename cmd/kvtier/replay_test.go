@@ -22,6 +22,7 @@ type hookedStore struct {
 	*memstore.Store
 	match   func(ctx context.Context, ns block.NamespaceID, hashLen int, hashes []byte, o block.MatchOptions, res *block.MatchResult) error
 	reserve func(ctx context.Context, ns block.NamespaceID, hashLen int, h block.Hash, n int64, o block.PutOptions) (block.Reserved, block.Existing, error)
+	get     func(ctx context.Context) error
 	stats   func() block.Stats
 }
 
@@ -30,6 +31,13 @@ func (s *hookedStore) Match(ctx context.Context, ns block.NamespaceID, hashLen i
 		return s.Store.Match(ctx, ns, hashLen, hashes, o, res)
 	}
 	return s.match(ctx, ns, hashLen, hashes, o, res)
+}
+
+func (s *hookedStore) Get(ctx context.Context, ns block.NamespaceID, hashLen int, want []block.Wanted, o block.GetOptions, fn func(int, block.Payload) error) error {
+	if s.get == nil {
+		return s.Store.Get(ctx, ns, hashLen, want, o, fn)
+	}
+	return s.get(ctx)
 }
 
 func (s *hookedStore) Reserve(ctx context.Context, ns block.NamespaceID, hashLen int, h block.Hash, n int64, o block.PutOptions) (block.Reserved, block.Existing, error) {
@@ -175,7 +183,7 @@ func TestReplayNames(t *testing.T) {
 		args  []string
 		names string
 	}{
-		{[]string{"--block-bytes", "8"}, "requests block_refs prefix_hit_rate hit_rate bytes_put bytes_got wrong_bytes refused errors hits_by_tier evictions seconds"},
+		{[]string{"--block-bytes", "8"}, "requests block_refs prefix_hit_rate hit_rate bytes_put bytes_got wrong_bytes refused errors hits_by_tier evictions seconds latency"},
 		{[]string{"--check-only"}, "listed present missed wrong_bytes"},
 	} {
 		r := kvtier(t, addr, "", append([]string{"replay", trace, "--json"}, tc.args...)...)
@@ -297,9 +305,24 @@ func TestReplayEvictions(t *testing.T) {
 	}
 	addr, _ := startServer(t, s, nil)
 	rep, _ := runReplay(t, addr, writeTrace(t, requestLine("0")), 0)
-	if rep.Evictions != 11 || rep.EvictionsByTier["g2"] != 10 || rep.EvictionsByTier["g3"] != 1 {
+	if rep.Evictions == nil || *rep.Evictions != 11 || rep.EvictionsByTier["g2"] != 10 || rep.EvictionsByTier["g3"] != 1 {
 		t.Errorf("replay: %+v", rep)
 	}
+}
+
+// dyingStats makes Stats calls of a store, from when dying is set, end with the
+// test, so that a server that goes away answers none.
+func dyingStats(t *testing.T, s *hookedStore) (dying *atomic.Bool) {
+	dying = new(atomic.Bool)
+	over := make(chan struct{})
+	t.Cleanup(func() { close(over) })
+	s.stats = func() block.Stats {
+		if dying.Load() {
+			<-over
+		}
+		return s.Store.Stats()
+	}
+	return dying
 }
 
 // A replay whose server goes away ends, and says how far it was.
@@ -307,8 +330,10 @@ func TestReplayServerGoes(t *testing.T) {
 	s := &hookedStore{Store: memstore.New(nil)}
 	var calls atomic.Int64
 	var srv atomic.Pointer[api.Server]
+	var dying *atomic.Bool
 	s.match = func(ctx context.Context, ns block.NamespaceID, hashLen int, hashes []byte, o block.MatchOptions, res *block.MatchResult) error {
 		if calls.Add(1) == 3 {
+			dying.Store(true)
 			go func() { _ = srv.Load().Drain(cancelled()) }()
 			<-ctx.Done()
 			return ctx.Err()
@@ -317,8 +342,9 @@ func TestReplayServerGoes(t *testing.T) {
 	}
 	addr, started := startServer(t, s, nil)
 	srv.Store(started)
+	dying = dyingStats(t, s)
 	rep, stderr := runReplay(t, addr, writeTrace(t, requestLine("0"), requestLine("0,1"), requestLine("0,1,2"), requestLine("0,1,2,3")), 1)
-	if rep.Requests != 3 || rep.BytesPut != 200 || rep.BytesGot != 100 || rep.Errors != 1 || rep.Error == "" {
+	if rep.Requests != 3 || rep.BytesPut != 200 || rep.BytesGot != 100 || rep.Errors != 1 || rep.Error == "" || rep.Evictions != nil {
 		t.Errorf("replay: %+v", rep)
 	}
 	if !strings.Contains(stderr, "ended after 3 requests") {
@@ -371,6 +397,12 @@ func TestReplayRefusesArguments(t *testing.T) {
 		{"check of other block size", []string{"replay", trace, "--check-only", "--block-bytes", "8"}, 1, `block_bytes is "100", not "8"`},
 		{"negative speed", []string{"replay", trace, "--block-bytes", "8", "--speed", "-1"}, 2, "-1"},
 		{"speed no number", []string{"replay", trace, "--block-bytes", "8", "--speed", "fast"}, 2, "fast"},
+		{"rate and speed", []string{"replay", trace, "--block-bytes", "8", "--rate", "5", "--speed", "1"}, 2, "--rate 5"},
+		{"rate of a check", []string{"replay", trace, "--check-only", "--rate", "5"}, 2, "--rate 5"},
+		{"rate no number", []string{"replay", trace, "--block-bytes", "8", "--rate", "NaN"}, 2, `"NaN": want a number of requests per second`},
+		{"no clients", []string{"replay", trace, "--block-bytes", "8", "--clients", "0"}, 2, "--clients 0"},
+		{"too many clients", []string{"replay", trace, "--block-bytes", "8", "--clients", "1025"}, 2, "--clients 1025"},
+		{"share above one", []string{"replay", trace, "--block-bytes", "8", "--abandon", "1.5"}, 2, `"1.5": want a number from 0 to 1`},
 		{"negative limit", []string{"replay", trace, "--block-bytes", "8", "--limit", "-1"}, 2, "--limit -1"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

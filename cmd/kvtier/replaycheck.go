@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvtier/kvtier/api"
@@ -29,8 +31,8 @@ func (f *replayFlags) check(ctx context.Context, path string, stdout, stderr io.
 			return err
 		}
 	}
-	return f.connect(ctx, func(client *api.Client) error {
-		ns, err := f.findNamespace(ctx, client, f.namespace, traceHashBytes)
+	return f.connectAll(ctx, f.clients, func(clients []*api.Client) error {
+		ns, err := f.findNamespace(ctx, clients[0], f.namespace, traceHashBytes)
 		if err != nil {
 			return err
 		}
@@ -39,7 +41,7 @@ func (f *replayFlags) check(ctx context.Context, path string, stdout, stderr io.
 				Name: f.namespace, Field: "block_bytes", Have: fmt.Sprint(ns.Desc.BlockBytes), Want: fmt.Sprint(f.blockBytes),
 			}
 		}
-		ck := &checker{client: client, ns: ns, timeout: f.timeout, keys: keys, gone: maps.Clone(acked), report: newCheckReport()}
+		ck := &checker{clients: clients, ns: ns, timeout: f.timeout, keys: keys, gone: maps.Clone(acked), report: newCheckReport()}
 		rep := ck.report
 		rep.TraceKeys = int64(len(keys))
 		start := time.Now()
@@ -88,14 +90,16 @@ func (f *replayFlags) traceKeys(path string) (map[block.Hash]struct{}, error) {
 	return keys, nil
 }
 
-// checker reads what a daemon lists. One goroutine uses it.
+// checker reads what a daemon lists.
 type checker struct {
-	client  *api.Client
+	clients []*api.Client
 	ns      block.Namespace
 	timeout time.Duration // of one call
 	keys    map[block.Hash]struct{}
-	gone    map[block.Hash]struct{} // of a journal, those not seen yet
-	report  *checkReport
+
+	mu     sync.Mutex              // while a page is read
+	gone   map[block.Hash]struct{} // of a journal, those not seen yet
+	report *checkReport
 }
 
 // run reads page by page, so that little can leave the store between the
@@ -105,7 +109,7 @@ func (c *checker) run(ctx context.Context, start time.Time, p *progress) error {
 	cursor := ""
 	for first := true; first || cursor != ""; first = false {
 		lctx, cancel := context.WithTimeout(ctx, c.timeout)
-		entries, next, err := c.client.List(lctx, c.ns, cursor, listPage)
+		entries, next, err := c.clients[0].List(lctx, c.ns, cursor, listPage)
 		cancel()
 		if err != nil {
 			return err
@@ -122,25 +126,53 @@ func (c *checker) run(ctx context.Context, start time.Time, p *progress) error {
 			want, lengths = append(want, block.Wanted{Hash: e.Hash}), append(lengths, int(e.Len))
 			longest = max(longest, int64(e.Len))
 		}
-		size := batchBlocks(longest)
-		for at := 0; at < len(want); at += size {
-			end := min(at+size, len(want))
-			if err := c.read(ctx, want[at:end], lengths[at:end]); err != nil {
-				return err
-			}
-			p.update(func() string { return c.report.progressLine(time.Since(start)) })
+		if err := c.page(ctx, want, lengths, batchBlocks(longest)); err != nil {
+			return err
 		}
+		p.update(func() string { return c.report.progressLine(time.Since(start)) })
 	}
 	return nil
 }
 
+// page reads the blocks of a page, at most so many in one call, by all clients.
+// The first that fails ends the others.
+func (c *checker) page(ctx context.Context, want []block.Wanted, lengths []int, most int) error {
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	size := max(1, min(most, (len(want)+len(c.clients)-1)/len(c.clients)))
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for _, client := range c.clients {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				at := int(next.Add(int64(size))) - size
+				if at >= len(want) {
+					return
+				}
+				end := min(at+size, len(want))
+				if err := c.read(ctx, client, want[at:end], lengths[at:end]); err != nil {
+					stop(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return context.Cause(ctx)
+}
+
 // read gets blocks and checks their bytes. It leaves them in the tier where they
 // are and tells no policy, so that the check changes nothing.
-func (c *checker) read(ctx context.Context, want []block.Wanted, lengths []int) error {
+func (c *checker) read(ctx context.Context, client *api.Client, want []block.Wanted, lengths []int) error {
 	gctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
 	rep := c.report
-	return c.client.Get(gctx, c.ns, want, block.GetOptions{NoPromote: true, Quiet: true, Verify: true}, func(i int, p block.Payload) error {
+	return client.Get(gctx, c.ns, want, block.GetOptions{NoPromote: true, Quiet: true, Verify: true}, func(i int, p block.Payload) error {
+		wrong := int64(0)
+		if p.Reason == block.Hit {
+			wrong = wrongLength(len(p.Bytes), lengths[i]) + wrongPattern(p.Bytes, want[i].Hash)
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
 		if p.Reason != block.Hit {
 			rep.Missed++
 			rep.MissReasons[p.Reason.String()]++
@@ -148,7 +180,6 @@ func (c *checker) read(ctx context.Context, want []block.Wanted, lengths []int) 
 		}
 		rep.HitsByTier[p.Tier.String()]++
 		rep.BytesGot += int64(len(p.Bytes))
-		wrong := wrongLength(len(p.Bytes), lengths[i]) + wrongPattern(p.Bytes, want[i].Hash)
 		if rep.WrongBytes += wrong; wrong == 0 {
 			rep.Present++
 			delete(c.gone, want[i].Hash)

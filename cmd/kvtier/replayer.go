@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -25,8 +26,8 @@ const (
 	mostTimeouts = 3
 )
 
-// replayer works requests off against one daemon and counts what happens. One
-// goroutine uses it.
+// replayer is one client: it works requests off against one daemon and counts
+// what happens. One goroutine uses it.
 type replayer struct {
 	client     *api.Client
 	ns         block.Namespace
@@ -34,9 +35,14 @@ type replayer struct {
 	durable    block.TierID
 	verify     bool
 	timeout    time.Duration // of one call
-	report     *replayReport
+	report     *replayReport // of the request under way
+	watch      stopwatch
 	journal    *journal // nil: none is kept
-	firstErr   error    // of report.Errors
+	firstErr   error    // of all reports' Errors
+
+	abandon float64 // share of the puts that are broken off
+	rng     *rand.Rand
+	putTime time.Duration // of the last put that was not
 
 	timeouts int // calls in a row that reached their deadline
 
@@ -47,6 +53,7 @@ type replayer struct {
 	miss   []int // index in hashes of each block to put
 	items  []api.PutItem
 	buf    []byte // payload of items
+	acked  []block.Hash
 }
 
 // request replays one request: match, get what is resident, put the rest. It
@@ -74,7 +81,9 @@ func (r *replayer) match(ctx context.Context) error {
 	at := 0
 	for keys := range slices.Chunk(r.hashes, api.MaxMatchKeys) {
 		mctx, cancel := context.WithTimeout(ctx, r.timeout)
+		done := r.watch.call(matchCall)
 		res, err := r.client.Match(mctx, r.ns, keys, block.MatchOptions{All: true})
+		done()
 		cancel()
 		if err != nil {
 			return r.failed(ctx, err)
@@ -110,6 +119,7 @@ func (r *replayer) get(ctx context.Context) error {
 		part := r.want[at:min(at+size, len(r.want))]
 		rep.Gets += int64(len(part))
 		gctx, cancel := context.WithTimeout(ctx, r.timeout)
+		done := r.watch.call(getCall)
 		err := r.client.Get(gctx, r.ns, part, block.GetOptions{}, func(i int, p block.Payload) error {
 			if p.Reason != block.Hit {
 				rep.Missed++
@@ -125,6 +135,7 @@ func (r *replayer) get(ctx context.Context) error {
 			}
 			return nil
 		})
+		done()
 		cancel()
 		if err != nil {
 			if err := r.failed(ctx, err); err != nil {
@@ -176,20 +187,24 @@ func (r *replayer) put(ctx context.Context) error {
 func (r *replayer) putBatch(ctx context.Context, items []api.PutItem) error {
 	pctx, cancel := context.WithTimeout(ctx, r.timeout)
 	defer cancel()
+	defer r.watch.call(putCall)()
+	if r.abandon > 0 && r.rng.Float64() < r.abandon {
+		return r.breakOff(ctx, pctx, items)
+	}
 	pause := retryFirst
 	var noRoom error // of the last try
 	for try := 0; ; try++ {
+		start := time.Now()
 		res, callErr := r.client.Put(pctx, r.ns, items, api.PutOptions{Durable: r.durable})
+		r.putTime = time.Since(start)
 		cause := callErr
 		if try > 0 && isDeadline(ctx, callErr) {
 			cause = noRoom // it came while waiting for room
 		}
 		var refused []api.PutItem
 		refused, noRoom = r.settle(items, res, cause)
-		if r.journal != nil {
-			if err := r.journal.flush(); err != nil {
-				return err
-			}
+		if err := r.note(); err != nil {
+			return err
 		}
 		if try == 0 {
 			r.report.Refused += int64(len(refused))
@@ -213,6 +228,31 @@ func (r *replayer) putBatch(ctx context.Context, items []api.PutItem) error {
 		items = refused
 		r.report.Retries += int64(len(items))
 	}
+}
+
+// breakOff cuts a put's stream at a random point, about half way as a rule. What
+// it has acknowledged until then counts as not acknowledged.
+func (r *replayer) breakOff(ctx, pctx context.Context, items []api.PutItem) error {
+	cctx, cut := context.WithCancel(pctx)
+	defer cut()
+	t := time.AfterFunc(time.Duration(r.rng.Float64()*float64(max(r.putTime, time.Millisecond))), cut)
+	defer t.Stop()
+	_, err := r.client.Put(cctx, r.ns, items, api.PutOptions{Durable: r.durable})
+	r.report.Abandoned += int64(len(items))
+	if err == nil || cctx.Err() != nil && pctx.Err() == nil {
+		return nil
+	}
+	r.addErrors(len(items), err)
+	return r.stop(ctx, err)
+}
+
+// note writes what was acknowledged to the journal.
+func (r *replayer) note() error {
+	defer func() { r.acked = r.acked[:0] }()
+	if r.journal == nil {
+		return nil
+	}
+	return r.journal.write(r.acked)
 }
 
 // settle counts how the puts of items ended and returns those that may be tried
@@ -239,9 +279,7 @@ func (r *replayer) settle(items []api.PutItem, res []api.PutResult, callErr erro
 			} else {
 				rep.BytesPut += int64(len(items[i].Data))
 			}
-			if r.journal != nil {
-				r.journal.add(items[i].Hash)
-			}
+			r.acked = append(r.acked, items[i].Hash)
 		}
 	}
 	return refused, noRoom
@@ -277,19 +315,4 @@ func (r *replayer) stop(ctx context.Context, err error) error {
 // the end of ctx.
 func isDeadline(ctx context.Context, err error) bool {
 	return ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded)
-}
-
-// evictions asks for the daemon's count of evictions in each tier.
-func (r *replayer) evictions(ctx context.Context) (map[string]int64, error) {
-	sctx, cancel := context.WithTimeout(ctx, r.timeout)
-	defer cancel()
-	s, err := r.client.Stats(sctx)
-	if err != nil {
-		return nil, err
-	}
-	m := make(map[string]int64, len(s.Tiers))
-	for _, t := range s.Tiers {
-		m[t.Tier.String()] += t.Evictions
-	}
-	return m, nil
 }

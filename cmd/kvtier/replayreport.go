@@ -4,10 +4,12 @@ import (
 	"fmt"
 	"io"
 	"time"
+
+	"github.com/kvtier/kvtier/index/block"
 )
 
 // replayReport is what replay prints at its end. Scripts rely on the names up to
-// Seconds; the others explain them.
+// Latency; the others explain them.
 type replayReport struct {
 	Requests      int64            `json:"requests"`
 	BlockRefs     int64            `json:"block_refs"`      // hashes in those requests
@@ -19,8 +21,9 @@ type replayReport struct {
 	Refused       int64            `json:"refused"`     // blocks for which there was no room at the first try
 	Errors        int64            `json:"errors"`      // blocks not put, and calls that failed
 	HitsByTier    map[string]int64 `json:"hits_by_tier"`
-	Evictions     int64            `json:"evictions"` // by the server meanwhile, over all tiers
+	Evictions     *int64           `json:"evictions"` // by the server meanwhile, over all tiers; null when its counters are gone
 	Seconds       float64          `json:"seconds"`
+	Latency       latencyReport    `json:"latency"`
 
 	Durable         string           `json:"durable"`
 	BlockBytes      int64            `json:"block_bytes"`
@@ -33,16 +36,20 @@ type replayReport struct {
 	Existed         int64            `json:"existed"`      // of those, blocks that were there when they came
 	Conflicts       int64            `json:"conflicts"`    // of Errors, blocks there with other bytes
 	Retries         int64            `json:"retries"`      // tries after refusals
+	Abandoned       int64            `json:"abandoned"`    // blocks of puts that --abandon was to break off, whose results count nowhere
 	EvictionsByTier map[string]int64 `json:"evictions_by_tier"`
-	LagSeconds      float64          `json:"lag_seconds"`     // most that a request began behind its time
+	Clients         int              `json:"clients"`
+	Way             string           `json:"way"`             // that blocks went: shared memory, unix, tcp or grpc
+	Rate            float64          `json:"rate,omitempty"`  // requests that should have begun each second
+	Late            int64            `json:"late"`            // requests that began more than 1 ms behind their moment
+	LagSeconds      float64          `json:"lag_seconds"`     // most that a request began behind its moment
 	Error           string           `json:"error,omitempty"` // why the replay ended early
 }
 
 func newReplayReport() *replayReport {
 	return &replayReport{
-		HitsByTier:      make(map[string]int64),
-		MissReasons:     make(map[string]int64),
-		EvictionsByTier: make(map[string]int64),
+		HitsByTier:  make(map[string]int64),
+		MissReasons: make(map[string]int64),
 	}
 }
 
@@ -54,12 +61,61 @@ func (r *replayReport) rates() {
 	}
 }
 
-// countEvictions fills in what the daemon's counters have grown by.
-func (r *replayReport) countEvictions(before, after map[string]int64) {
-	for tier, n := range after {
-		r.EvictionsByTier[tier] = n - before[tier]
-		r.Evictions += n - before[tier]
+// add counts what o has counted too.
+func (r *replayReport) add(o *replayReport) {
+	r.Requests += o.Requests
+	r.BlockRefs += o.BlockRefs
+	r.BytesPut += o.BytesPut
+	r.BytesGot += o.BytesGot
+	r.WrongBytes += o.WrongBytes
+	r.Refused += o.Refused
+	r.Errors += o.Errors
+	r.PrefixHits += o.PrefixHits
+	r.Hits += o.Hits
+	r.Gets += o.Gets
+	r.Missed += o.Missed
+	r.Puts += o.Puts
+	r.Existed += o.Existed
+	r.Conflicts += o.Conflicts
+	r.Retries += o.Retries
+	r.Abandoned += o.Abandoned
+	r.Late += o.Late
+	r.LagSeconds = max(r.LagSeconds, o.LagSeconds)
+	for tier, n := range o.HitsByTier {
+		r.HitsByTier[tier] += n
 	}
+	for reason, n := range o.MissReasons {
+		r.MissReasons[reason] += n
+	}
+}
+
+// countEvictions fills in what the daemon's counters have grown by, unless it
+// was another daemon's that were read first.
+func (r *replayReport) countEvictions(before, after block.Stats) {
+	grown := make(map[string]int64)
+	for _, t := range before.Tiers {
+		grown[t.Tier.String()] -= t.Evictions
+	}
+	var all int64
+	for _, t := range after.Tiers {
+		grown[t.Tier.String()] += t.Evictions
+	}
+	for _, n := range grown {
+		if all += n; n < 0 {
+			return
+		}
+	}
+	if before.Incarnation == after.Incarnation {
+		r.Evictions, r.EvictionsByTier = &all, grown
+	}
+}
+
+// evictions says how many there were, for people.
+func (r *replayReport) evictions() string {
+	if r.Evictions == nil {
+		return "unknown"
+	}
+	return fmt.Sprintf("%d%s", *r.Evictions, countsIn(r.EvictionsByTier))
 }
 
 // progressLine says how far a replay is.
@@ -70,7 +126,7 @@ func (r *replayReport) progressLine(since time.Duration) string {
 
 // print writes the report for people.
 func (r *replayReport) print(w io.Writer) error {
-	return printTable(w, [][2]string{
+	rows := [][2]string{
 		{"requests", fmt.Sprint(r.Requests)},
 		{"block refs", fmt.Sprint(r.BlockRefs)},
 		{"prefix hits", fmt.Sprintf("%d (rate %.4f)", r.PrefixHits, r.PrefixHitRate)},
@@ -79,11 +135,23 @@ func (r *replayReport) print(w io.Writer) error {
 		{"gone since match", fmt.Sprintf("%d%s", r.Missed, countsIn(r.MissReasons))},
 		{"put", fmt.Sprintf("%s in %s, %d existed", formatSizeShort(r.BytesPut), counted(r.Puts, "block"), r.Existed)},
 		{"refused", fmt.Sprintf("%d, %d retries", r.Refused, r.Retries)},
-		{"evictions", fmt.Sprintf("%d%s", r.Evictions, countsIn(r.EvictionsByTier))},
+		{"evictions", r.evictions()},
 		{"wrong bytes", fmt.Sprint(r.WrongBytes)},
 		{"errors", fmt.Sprintf("%d, %d conflicts", r.Errors, r.Conflicts)},
 		{"seconds", fmt.Sprintf("%.2f (%s/s moved)", r.Seconds, perSecond(r.BytesGot+r.BytesPut, r.Seconds))},
-	})
+		{"way", r.Way},
+		{"match", r.Latency.Match.String()},
+		{"get", r.Latency.Get.String()},
+		{"put", r.Latency.Put.String()},
+		{"request", r.Latency.Request.String()},
+	}
+	if r.LagSeconds > 0 {
+		rows = append(rows, [2]string{"late", fmt.Sprintf("%d, at most %.3f s", r.Late, r.LagSeconds)})
+	}
+	if r.Abandoned > 0 {
+		rows = append(rows, [2]string{"abandoned", counted(r.Abandoned, "block")})
+	}
+	return printTable(w, rows)
 }
 
 // checkReport is what replay --check-only prints at its end.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -97,14 +96,10 @@ func (f *rmFlags) delete(ctx context.Context, client *api.Client, hashes []block
 		return 0, err
 	}
 	var deleted int64
-	for part := range slices.Chunk(hashes, api.MaxKeys) {
-		cctx, cancel := f.call(ctx)
-		n, err := client.Delete(cctx, ns, part)
-		cancel()
+	err = f.batches(ctx, hashes, func(ctx context.Context, part []block.Hash) error {
+		n, err := client.Delete(ctx, ns, part)
 		deleted += int64(n)
-		if err != nil {
-			return deleted, err
-		}
-	}
-	return deleted, nil
+		return err
+	})
+	return deleted, err
 }

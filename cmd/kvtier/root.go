@@ -15,8 +15,8 @@ func newRootCmd() (root *cobra.Command, started *bool) {
 		Long: `kvtier keeps the KV-cache blocks of LLM inference in DRAM and on NVMe, finds the
 longest prefix that is there, and gives back the right bytes or a miss.
 
-Exit codes: 0 done, 1 failed, 2 bad command line or configuration, 3 a miss, or
-a stop that could not keep every block.`,
+Exit codes: 0 done, 1 failed, 2 bad command line or configuration, 3 a miss, a
+stop that could not keep every block, or a scrub that found damage beyond repair.`,
 		SilenceErrors: true, // run prints them, once
 		SilenceUsage:  true,
 	}
@@ -32,14 +32,20 @@ a stop that could not keep every block.`,
 		newPrefetchCmd(),
 		newLsCmd(),
 		newRmCmd(),
+		newPinCmd(),
+		newUnpinCmd(),
 		newNsCmd(),
+		newSessionsCmd(),
 		newStatCmd(),
 		newWatchCmd(),
 		newReplayCmd(),
 		newSimCmd(),
 		newBenchCmd(),
+		newBenchPeerCmd(),
 		newBackendsCmd(),
 		newVerifyCmd(),
+		newScrubCmd(),
+		newRepairCmd(),
 		newVersionCmd(),
 	)
 	started = new(bool)

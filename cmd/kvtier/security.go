@@ -6,12 +6,15 @@ import (
 	"fmt"
 	"os"
 	"strings"
+
+	"github.com/kvtier/kvtier/api/access"
 )
 
 // security is how clients prove who they are.
 type security struct {
-	tls   *tls.Config // nil without TLS
-	token string      // "" without
+	tls    *tls.Config  // nil without TLS
+	token  string       // "" without
+	access *access.List // instead of the token; nil without
 }
 
 // loadSecurity reads the files that the flags name.
@@ -42,8 +45,31 @@ func loadSecurity(f *serveFlags, getenv func(string) string) (security, error) {
 		s.tls.ClientAuth = tls.RequireAndVerifyClientCert
 	}
 	var err error
-	s.token, err = loadToken(f.tokenFile, getenv)
+	if f.access == "" {
+		s.token, err = loadToken(f.tokenFile, getenv)
+		return s, err
+	}
+	switch {
+	case f.tokenFile != "":
+		return s, usageErrorf("--access %s and --token-file %s: one of them; in the list of --access each token has its own rights", f.access, f.tokenFile)
+	case getenv(tokenEnv) != "":
+		return s, usageErrorf("--access %s and a token in %s: unset it; in the list of --access each token has its own rights", f.access, tokenEnv)
+	}
+	s.access, err = loadAccess(f.access)
 	return s, err
+}
+
+// loadAccess reads who may connect, and what each may do.
+func loadAccess(path string) (*access.List, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, usageErrorf("read --access: %w", err)
+	}
+	l, err := access.Parse(data)
+	if err != nil {
+		return nil, usageErrorf("--access %s: %w", path, err)
+	}
+	return l, nil
 }
 
 // loadToken reads the token from a file, or from the environment when there is

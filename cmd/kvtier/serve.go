@@ -21,6 +21,9 @@ type serveFlags struct {
 	printConfig  bool
 	data         string
 	listen       []string
+	xfer         string
+	socket       string
+	sharedMemory string
 	dram         int64
 	nvme         []string
 	high, low    float64
@@ -33,6 +36,7 @@ type serveFlags struct {
 	tlsKey       string
 	tlsClientCA  string
 	tokenFile    string
+	access       string
 	insecure     bool
 	posixEngine  string
 	logLevel     string
@@ -42,6 +46,9 @@ type serveFlags struct {
 // tokenEnv is the environment variable that holds the token: an argument would
 // show in the list of processes.
 const tokenEnv = "KVTIER_TOKEN"
+
+// defaultSocket is the name of the socket for sessions in the data directory.
+const defaultSocket = "session.sock"
 
 // noNVMe is the value of --nvme that serves from DRAM only.
 const noNVMe = "none"
@@ -53,6 +60,10 @@ func (f *serveFlags) add(fs *pflag.FlagSet) {
 	fs.StringVar(&f.data, "data", "", "data `directory` (default $XDG_DATA_HOME/kvtier or ~/.local/share/kvtier, /var/lib/kvtier with HOME and XDG_DATA_HOME unset)")
 	f.listen = []string{"127.0.0.1:7070"}
 	fs.Var(&listValue{p: &f.listen, kind: "address", check: checkEndpoint}, "listen", "HOST:PORT or unix:PATH to listen on; repeatable")
+	f.xfer = "127.0.0.1:0"
+	fs.Var(&addrValue{&f.xfer}, "xfer", "HOST:PORT to serve sessions on, by which workers move blocks; port 0 is a free one")
+	fs.StringVar(&f.socket, "socket", "", "unix socket to serve sessions on for workers of this host (default "+defaultSocket+" in the data directory)")
+	enumVar(fs, &f.sharedMemory, "shared-memory", "auto", "whether workers of this host may map the DRAM tier: auto, on or off", "auto", "on", "off")
 	f.dram = autoSize
 	fs.Var(&sizeValue{n: &f.dram, auto: true}, "dram", "size of the DRAM tier; auto is a quarter of the free memory")
 	fs.Var(&listValue{p: &f.nvme, kind: "path=size", check: checkSlab}, "nvme",
@@ -68,6 +79,7 @@ func (f *serveFlags) add(fs *pflag.FlagSet) {
 	fs.StringVar(&f.tlsKey, "tls-key", "", "private key `file` (PEM)")
 	fs.StringVar(&f.tlsClientCA, "tls-client-ca", "", "`file` of certificates (PEM) of which one must have signed a client's")
 	fs.StringVar(&f.tokenFile, "token-file", "", "`file` with the token that clients must give (or set "+tokenEnv+")")
+	fs.StringVar(&f.access, "access", "", "`file` with the list of who may connect and which namespaces each may read and write (JSON; instead of --token-file)")
 	fs.BoolVar(&f.insecure, "insecure", false, "allow addresses that other machines reach without TLS and a token")
 	enumVar(fs, &f.posixEngine, "posix-engine", "auto", "how files are read and written: auto, io_uring or goroutines", "auto", "io_uring", "goroutines")
 	enumVar(fs, &f.logLevel, "log-level", "info", "debug, info, warn or error", "debug", "info", "warn", "error")
@@ -83,6 +95,24 @@ func newServeCmd() *cobra.Command {
 /var/lib/kvtier when HOME and XDG_DATA_HOME are unset), takes a quarter of the
 free memory for its DRAM tier and a tenth of the free space for a slab of its
 NVMe tier, and listens on 127.0.0.1:7070.
+
+Beside the gRPC of --listen it serves sessions, by which workers put and get blocks
+in one call: on --xfer over TCP, and on --socket for workers of this host, who copy
+in and out of the DRAM tier themselves where --shared-memory lets them. Clients are
+told over gRPC where that is. TLS and the token apply to --xfer as to --listen; the
+socket wants the token, and is open to this user only.
+
+With --access each client is somebody: by its token or, on --socket without one, by
+its user (then the socket is open to all users). The file lists them:
+
+  {"identities": [
+    {"name": "team-a", "token_sha256": "9f86d0...", "read": ["llama-*"], "write": ["llama-*"]},
+    {"name": "local",  "uid": 1000, "read": ["*"], "write": ["*"]}]}
+
+token_sha256 is what "printf %s TOKEN | sha256sum" prints; read and write are globs
+over names of namespaces. The DRAM tier is mapped only by those who may read and
+write everything, and only they administer: statistics, scrubs, the list of sessions.
+Over gRPC, and so to the commands of this program, clients are known by token only.
 
 One line "ready ADDR" on standard output says that committed blocks are served.
 Logs go to standard error. SIGTERM or SIGINT stops: blocks that are only in DRAM
@@ -106,6 +136,9 @@ none nothing is kept at a stop, and the exit code is 0. A second signal kills.`,
 		}
 		if f.printConfig {
 			f.data, f.dram = p.data, p.dram
+			if f.socket != "" {
+				f.socket = p.socket
+			}
 			for i, s := range p.slabs {
 				f.nvme[i] = s.path + "=" + formatSize(s.bytes)
 			}
@@ -135,6 +168,9 @@ func parseSlab(s string) (slab, error) {
 	if n == 0 {
 		return slab{}, fmt.Errorf("slab %q: size 0", s)
 	}
+	if strings.ContainsRune(s[:i], 0) {
+		return slab{}, fmt.Errorf("slab %q: a byte of zero in the path", s)
+	}
 	path, err := filepath.Abs(s[:i])
 	if err != nil {
 		return slab{}, fmt.Errorf("slab %q: %w", s, err)
@@ -161,6 +197,9 @@ type servePlan struct {
 	defaultSlab *slab  // for a new data directory
 	slabNote    string // why there is no default slab
 	endpoints   []endpoint
+	xfer        endpoint
+	socket      string // absolute path; "": none
+	socketNote  string // why there is none
 	metrics     *endpoint
 	security    security
 }
@@ -218,6 +257,12 @@ func (f *serveFlags) plan(ctx context.Context, env environment) (*servePlan, err
 			return nil, usageErrorf("--listen: %w", err)
 		}
 		p.endpoints = append(p.endpoints, e)
+	}
+	if p.xfer, err = parseEndpoint(f.xfer); err != nil {
+		return nil, usageErrorf("--xfer: %w", err)
+	}
+	if err := p.planSocket(f); err != nil {
+		return nil, err
 	}
 	if f.metrics != "" {
 		p.metrics = &endpoint{"tcp", f.metrics}
@@ -289,25 +334,51 @@ func (p *servePlan) planSlabs(f *serveFlags, env environment) error {
 	return nil
 }
 
+// planSocket chooses the path of the socket for sessions. A default path that is too
+// long for a socket is no reason not to serve.
+func (p *servePlan) planSocket(f *serveFlags) error {
+	path := filepath.Join(p.data, defaultSocket)
+	if f.socket != "" {
+		var err error
+		if path, err = filepath.Abs(f.socket); err != nil {
+			return usageErrorf("--socket %s: %w", f.socket, err)
+		}
+	}
+	_, err := parseEndpoint("unix:" + path)
+	switch {
+	case err == nil:
+		p.socket = path
+	case f.socket != "":
+		return usageErrorf("--socket %s: %w", f.socket, err)
+	default:
+		p.socketNote = fmt.Sprintf("%s has %d bytes, a socket's path at most %d; give --socket PATH", path, len(path), maxUnixPath)
+	}
+	return nil
+}
+
 // checkReach refuses addresses that other machines reach unless they are
 // protected or it is said that they need not be.
 func (p *servePlan) checkReach(ctx context.Context, f *serveFlags) error {
 	if f.insecure {
 		return nil
 	}
+	var missing []string
+	if p.security.tls == nil {
+		missing = append(missing, "TLS (--tls-cert and --tls-key)")
+	}
+	if p.security.token == "" && p.security.access == nil {
+		missing = append(missing, "a token (--token-file or "+tokenEnv+")")
+	}
+	protected := len(missing) == 0
 	for _, e := range p.endpoints {
-		if isLoopback(ctx, e) || p.security.tls != nil && p.security.token != "" {
-			continue
+		if !protected && !isLoopback(ctx, e) {
+			return usageErrorf("--listen %s: other machines can reach this address; add %s, listen on 127.0.0.1 or unix:PATH, or allow it with --insecure",
+				e, strings.Join(missing, " and "))
 		}
-		var missing []string
-		if p.security.tls == nil {
-			missing = append(missing, "TLS (--tls-cert and --tls-key)")
-		}
-		if p.security.token == "" {
-			missing = append(missing, "a token (--token-file or "+tokenEnv+")")
-		}
-		return usageErrorf("--listen %s: other machines can reach this address; add %s, listen on 127.0.0.1 or unix:PATH, or allow it with --insecure",
-			e, strings.Join(missing, " and "))
+	}
+	if !protected && !isLoopback(ctx, p.xfer) {
+		return usageErrorf("--xfer %s: other machines can reach this address; add %s, use 127.0.0.1, or allow it with --insecure",
+			p.xfer, strings.Join(missing, " and "))
 	}
 	if p.metrics != nil && !isLoopback(ctx, *p.metrics) {
 		return usageErrorf("--metrics %s: other machines can reach this address, and it has no protection; use 127.0.0.1, or allow it with --insecure", *p.metrics)
@@ -320,6 +391,10 @@ func (p *servePlan) note(name string) string {
 	switch {
 	case name == "dram":
 		return p.dramFrom
+	case name == "socket" && p.socketNote != "":
+		return "none: " + p.socketNote
+	case name == "socket":
+		return p.socket
 	case name == "nvme" && p.defaultSlab != nil:
 		return fmt.Sprintf("the slabs that the data directory records; when it is new, %s=%s", p.defaultSlab.path, formatSize(p.defaultSlab.bytes))
 	case name == "nvme" && p.slabNote != "":

@@ -32,6 +32,10 @@ func serve(ctx context.Context, f *serveFlags, p *servePlan, stdout io.Writer, l
 	if err != nil {
 		return err
 	}
+	ports, err := listenAll(ctx, []endpoint{p.xfer}, closers)
+	if err != nil {
+		return fmt.Errorf("--xfer: %w", err)
+	}
 	agent, files, err := newAgent(f.posixEngine, log)
 	if err != nil {
 		return err
@@ -44,7 +48,7 @@ func serve(ctx context.Context, f *serveFlags, p *servePlan, stdout io.Writer, l
 		if err != nil {
 			return fmt.Errorf("--metrics: %w", err)
 		}
-		reg := newRegistry(newStoreCollector(st.snapshot), newXferCollector(agent.Stats, files.Stats))
+		reg := newRegistry(newStoreCollector(st.snapshot), newSessionCollector(st.sessionStats), newXferCollector(agent.Stats, files.Stats))
 		closers.add(startMonitor(l, monitorHandler(reg, log, st.ready), log).Close)
 		log.Info("metrics listen", "address", boundTo(l).String())
 	}
@@ -59,13 +63,18 @@ func serve(ctx context.Context, f *serveFlags, p *servePlan, stdout io.Writer, l
 		return err
 	}
 	closers.add(func() error {
-		st.set(nil, errStopping)
+		st.set(nil, nil, errStopping)
 		return store.Close()
 	})
 	p.logOpened(log, store.Stats(), time.Since(begin))
-	st.set(store, nil)
 
-	servers := newServers(store, p, log)
+	// The socket lies in the data directory as a rule, which the open store guards.
+	socket, err := p.listenSocket(ctx, closers, log)
+	if err != nil {
+		return err
+	}
+	servers := newServers(store, p, ports[0], socket, log)
+	st.set(store, servers.sessions, nil)
 	failed := servers.start(listeners)
 	closers.add(servers.close)
 	if _, err := fmt.Fprintf(stdout, "ready %s\n", boundTo(listeners[0])); err != nil {
@@ -77,7 +86,7 @@ func serve(ctx context.Context, f *serveFlags, p *servePlan, stdout io.Writer, l
 	case err = <-failed:
 		log.Error("a listener failed, stopping", "err", err)
 	}
-	st.set(store, errStopping)
+	st.set(store, servers.sessions, errStopping)
 	return errors.Join(err, stop(store, servers, p, f.drainTimeout, log))
 }
 

@@ -298,10 +298,13 @@ func TestServeMetrics(t *testing.T) {
 	}
 	addr := said[1]
 	putBlocks(t, dial(t, d.addr, nil), 3, block.G2)
-	for path, want := range map[string]string{
-		"/readyz":  "ready",
-		"/metrics": `kvtier_tier_blocks{tier="g2"} 3`,
+	for _, tc := range []struct{ path, want string }{
+		{"/readyz", "ready"},
+		{"/metrics", `kvtier_tier_blocks{tier="g2"} 3`},
+		{"/metrics", "kvtier_session_accepted_total 1\n"},
+		{"/metrics", `kvtier_session_calls_total{call="put"} 1`},
 	} {
+		path, want := tc.path, tc.want
 		resp, err := http.Get("http://" + addr + path)
 		if err != nil {
 			t.Fatal(err)

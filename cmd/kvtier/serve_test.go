@@ -44,6 +44,34 @@ func TestPlanDefaults(t *testing.T) {
 	if len(p.endpoints) != 1 || p.endpoints[0] != (endpoint{"tcp", "127.0.0.1:7070"}) || p.metrics != nil {
 		t.Errorf("endpoints %v, metrics %v", p.endpoints, p.metrics)
 	}
+	if p.xfer != (endpoint{"tcp", "127.0.0.1:0"}) || p.socket != "/h/.local/share/kvtier/session.sock" || p.socketNote != "" {
+		t.Errorf("sessions at %v and %q, %s", p.xfer, p.socket, p.socketNote)
+	}
+}
+
+// The socket lies in the data directory unless its path would be too long; one that is
+// given is made absolute, for clients with another working directory.
+func TestPlanSocket(t *testing.T) {
+	wd, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	fits, long := "/"+strings.Repeat("d", maxUnixPath-len("//session.sock")), "/"+strings.Repeat("d", maxUnixPath-len("/session.sock"))
+	for _, tc := range []struct{ args, want, note string }{
+		{"--data " + fits, fits + "/session.sock", ""},
+		{"--data " + long, "", "give --socket PATH"},
+		{"--data " + long + " --socket /run/s", "/run/s", ""},
+		{"--socket s", wd + "/s", ""},
+	} {
+		f, _ := newServeFlags(t, strings.Fields(tc.args)...)
+		p, err := f.plan(context.Background(), fakeEnv(nil))
+		if err != nil {
+			t.Fatalf("%s: %v", tc.args, err)
+		}
+		if p.socket != tc.want || !strings.Contains(p.socketNote, tc.note) || (tc.note == "") != (p.socketNote == "") {
+			t.Errorf("%s: socket %q, %q", tc.args, p.socket, p.socketNote)
+		}
+	}
 }
 
 func TestPlanSlabs(t *testing.T) {
@@ -95,6 +123,10 @@ func TestPlanRefuses(t *testing.T) {
 	write(t, token, "secret\n")
 	spaced := filepath.Join(dir, "spaced")
 	write(t, spaced, "two words\n")
+	long := "/tmp/" + strings.Repeat("s", 103)
+	list, bad := filepath.Join(dir, "access"), filepath.Join(dir, "bad")
+	write(t, list, `{"identities": [{"name": "me", "uid": 1000, "read": ["*"]}]}`)
+	write(t, bad, `{"identities": [{"name": "me", "uid": 1000, "reads": ["*"]}]}`)
 	for _, tc := range []struct {
 		name  string
 		args  string
@@ -114,6 +146,10 @@ func TestPlanRefuses(t *testing.T) {
 		{"one of two open", "--listen 127.0.0.1:1 --listen :7070", "--listen :7070: other machines", true},
 		{"token only", "--listen :7070 --token-file " + token, "add TLS (--tls-cert and --tls-key), listen", true},
 		{"TLS only", "--listen :7070 --tls-cert " + cert + " --tls-key " + key, "add a token (--token-file or KVTIER_TOKEN), listen", true},
+		{"sessions open to all", "--xfer 0.0.0.0:7071", "--xfer 0.0.0.0:7071: other machines can reach this address; add TLS (--tls-cert and --tls-key) and a token (--token-file or KVTIER_TOKEN), use 127.0.0.1", true},
+		{"sessions with a token only", "--xfer :7071 --token-file " + token, "--xfer :7071: other machines can reach this address; add TLS (--tls-cert and --tls-key), use", true},
+		{"no address for sessions", "--xfer=", "--xfer: address", true},
+		{"a long socket", "--socket " + long, "--socket " + long + ": address", true},
 		{"metrics open to all", "--metrics :9090", "--metrics :9090: other machines", true},
 		{"certificate without key", "--tls-cert " + cert, "both or none", true},
 		{"client CA alone", "--tls-client-ca " + cert, "needs --tls-cert", true},
@@ -121,6 +157,10 @@ func TestPlanRefuses(t *testing.T) {
 		{"empty client CA", "--tls-cert " + cert + " --tls-key " + key + " --tls-client-ca " + empty, "no certificate in it", false},
 		{"no token file", "--token-file " + dir + "/absent", dir + "/absent", false},
 		{"empty token file", "--token-file " + empty, "no token in it", false},
+		{"list and token", "--access " + list + " --token-file " + token, "--access " + list + " and --token-file " + token + ": one of them", true},
+		{"no list", "--access " + dir + "/absent", dir + "/absent", true},
+		{"bad list", "--access " + bad, "--access " + bad + `: invalid: unknown field "reads"`, true},
+		{"list without TLS", "--listen :7070 --access " + list, "add TLS (--tls-cert and --tls-key), listen", true},
 		{"token with a space", "--token-file " + spaced, "no spaces", false},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -154,7 +194,16 @@ func TestPlanSecurity(t *testing.T) {
 	if p, err = f.plan(context.Background(), fakeEnv(map[string]string{tokenEnv: "from-env"})); err != nil || p.security.token != "from-file" {
 		t.Errorf("with a file: %+v, %v", p, err)
 	}
-	f, _ = newServeFlags(t, "--listen", ":7070", "--metrics", ":9", "--insecure")
+	list := filepath.Join(dir, "access")
+	write(t, list, `{"identities": [{"name": "me", "uid": 1000, "read": ["*"]}]}`)
+	f, _ = newServeFlags(t, "--listen", ":7070", "--tls-cert", cert, "--tls-key", key, "--access", list)
+	if p, err = f.plan(context.Background(), fakeEnv(nil)); err != nil || p.security.access.ByUID(1000).Name() != "me" || p.security.token != "" {
+		t.Errorf("with a list: %+v, %v", p, err)
+	}
+	if _, err = f.plan(context.Background(), fakeEnv(map[string]string{tokenEnv: "from-env"})); err == nil || !strings.Contains(err.Error(), tokenEnv) {
+		t.Errorf("with a list and a token in the environment: %v", err)
+	}
+	f, _ = newServeFlags(t, "--listen", ":7070", "--xfer", ":7071", "--metrics", ":9", "--insecure")
 	if _, err = f.plan(context.Background(), fakeEnv(nil)); err != nil {
 		t.Errorf("--insecure: %v", err)
 	}
@@ -207,6 +256,9 @@ func TestUsageErrors(t *testing.T) {
 		{"serve --nvme =1GiB", `slab "=1GiB"`},
 		{"serve --nvme /a=0", `slab "/a=0": size 0`},
 		{"serve --listen nowhere", `address "nowhere": want HOST:PORT or unix:PATH`},
+		{"serve --xfer unix:/a", `address "unix:/a": want HOST:PORT`},
+		{"serve --xfer nowhere", `address "nowhere": want HOST:PORT`},
+		{"serve --shared-memory maybe", `invalid argument "maybe" for "--shared-memory" flag: "maybe": want auto, on, off`},
 		{"serve --metrics unix:/a", `address "unix:/a": want HOST:PORT`},
 		{"serve --high 98", `invalid argument "98" for "--high"`},
 		{"serve --high NaN", `invalid argument "NaN" for "--high"`},

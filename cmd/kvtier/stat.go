@@ -30,6 +30,34 @@ type statOutput struct {
 	Watchers      int64            `json:"watchers"` // now
 	EventsLost    int64            `json:"events_lost"`
 	TableBytes    int64            `json:"table_bytes"`
+	Incarnation   string           `json:"incarnation"`  // of the store, hex
+	EventSeq      uint64           `json:"event_seq"`    // number of the last event
+	Pinned        int64            `json:"pinned"`       // blocks
+	PinnedBytes   int64            `json:"pinned_bytes"` // of their payload
+	Scrub         scrubOutput      `json:"scrub"`
+	Catalog       statHealth       `json:"catalog"`
+}
+
+// statHealth is how well a medium is.
+type statHealth struct {
+	State  string `json:"state"`            // healthy, degraded or down
+	Reason string `json:"reason,omitempty"` // why it is not healthy
+	Since  string `json:"since,omitempty"`
+	Errors int64  `json:"errors"`
+}
+
+func (h *statHealth) line() string {
+	s := h.State
+	if h.Reason != "" {
+		s += ": " + h.Reason
+	}
+	if h.State != block.Healthy && h.Since != "" {
+		s += ", since " + h.Since
+	}
+	if h.Errors > 0 {
+		s += ", " + counted(h.Errors, "error")
+	}
+	return s
 }
 
 type statTier struct {
@@ -58,9 +86,9 @@ type statDevice struct {
 	Bytes       int64  `json:"bytes"`
 	FreeOnFS    int64  `json:"free_on_fs,omitempty"`
 	Engine      string `json:"engine,omitempty"`
-	State       string `json:"state"`
 	PageBytes   int64  `json:"page_bytes,omitempty"`
 	LockedBytes int64  `json:"locked_bytes,omitempty"`
+	statHealth
 }
 
 type statPrefetch struct {
@@ -76,6 +104,9 @@ func describeStats(version string, s block.Stats) statOutput {
 		Misses: notNil(s.Misses), Removed: notNil(s.Removed), Conflicts: s.Conflicts, Corrupt: s.Corrupt,
 		Leases: s.Leases, Reservations: s.Reservations, Prefetch: statPrefetch(s.Prefetch),
 		Watchers: s.Watchers, EventsLost: s.EventsLost, TableBytes: s.TableBytes,
+		Incarnation: formatIncarnation(s.Incarnation), EventSeq: s.EventSeq, Pinned: s.Pinned, PinnedBytes: s.PinnedBytes,
+		Scrub:   describeScrub(s.Scrub),
+		Catalog: statHealth{s.Catalog.State, s.Catalog.Reason, rfc3339(s.Catalog.Since), s.Catalog.Errors},
 	}
 	for _, t := range s.Tiers {
 		st := statTier{
@@ -85,7 +116,8 @@ func describeStats(version string, s block.Stats) statOutput {
 		}
 		for _, d := range t.Devices {
 			st.Devices = append(st.Devices, statDevice{
-				Path: d.Path, ID: d.ID, Bytes: d.Bytes, FreeOnFS: d.FreeOnFS, Engine: d.Engine, State: d.State, PageBytes: d.PageBytes, LockedBytes: d.Locked,
+				Path: d.Path, ID: d.ID, Bytes: d.Bytes, FreeOnFS: d.FreeOnFS, Engine: d.Engine, PageBytes: d.PageBytes, LockedBytes: d.Locked,
+				statHealth: statHealth{d.State, d.Reason, rfc3339(d.Since), d.Errors},
 			})
 		}
 		o.Tiers = append(o.Tiers, st)
@@ -135,16 +167,20 @@ func (o *statOutput) print(w io.Writer) error {
 	uptime := time.Duration(o.UptimeSeconds * float64(time.Second)).Round(time.Second)
 	err := printTable(w, [][2]string{
 		{"version", o.Version},
+		{"incarnation", o.Incarnation},
 		{"uptime", uptime.String()},
 		{"blocks", fmt.Sprintf("%d in %s", o.Blocks, counted(o.Namespaces, "namespace"))},
+		{"pinned", fmt.Sprintf("%s, %s", counted(o.Pinned, "block"), formatSizeShort(o.PinnedBytes))},
 		{"table", formatSizeShort(o.TableBytes)},
+		{"catalog", o.Catalog.line()},
+		{"scrub", o.Scrub.line()},
 		{"held now", counted(o.Leases, "lease") + ", " + counted(o.Reservations, "reservation") + ", " + counted(o.Watchers, "watcher")},
 		{"prefetch", fmt.Sprintf("%d queued, %d done, %d dropped, %d cancelled", o.Prefetch.Queued, o.Prefetch.Done, o.Prefetch.Dropped, o.Prefetch.Cancelled)},
 		{"misses", fmt.Sprintf("%d%s", total(o.Misses), countsIn(o.Misses))},
 		{"removed", fmt.Sprintf("%d%s", total(o.Removed), countsIn(o.Removed))},
 		{"conflicts", fmt.Sprint(o.Conflicts)},
 		{"corrupt", fmt.Sprint(o.Corrupt)},
-		{"events lost", fmt.Sprint(o.EventsLost)},
+		{"events", fmt.Sprintf("%d, %d lost", o.EventSeq, o.EventsLost)},
 	})
 	if err != nil {
 		return err
@@ -180,6 +216,15 @@ func (d *statDevice) detail() string {
 			s += ", "
 		}
 		s += fmt.Sprintf(format, args...)
+	}
+	if d.Reason != "" {
+		add("%s", d.Reason)
+	}
+	if d.State != block.Healthy && d.Since != "" {
+		add("since %s", d.Since)
+	}
+	if d.Errors > 0 {
+		add("%s", counted(d.Errors, "error"))
 	}
 	if d.Engine != "" {
 		add("%s", d.Engine)

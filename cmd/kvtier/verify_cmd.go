@@ -3,8 +3,6 @@ package main
 import (
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 
 	"github.com/spf13/cobra"
 
@@ -42,11 +40,7 @@ The exit code is 0 only if every committed block reads back right.`,
 	fs.BoolVar(&asJSON, "json", false, "print one JSON object")
 	enumVar(fs, &level, "log-level", "warn", "debug, info, warn or error", "debug", "info", "warn", "error")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		dir := data
-		if dir == "" {
-			dir = defaultDataDir(os.Getenv)
-		}
-		dir, err := filepath.Abs(dir)
+		dir, err := dataDir(data)
 		if err != nil {
 			return fmt.Errorf("verify --data %s: %w", data, err)
 		}

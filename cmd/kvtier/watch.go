@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -21,12 +22,16 @@ type watchFlags struct {
 	namespace string
 	span      time.Duration
 	count     int64
+
+	incarnation string // hex
+	after       uint64
+	snapshot    bool
 }
 
 // watchLine is one event as JSON.
 type watchLine struct {
 	Seq       uint64 `json:"seq"`
-	Event     string `json:"event"` // stored, removed, cleared or lost
+	Event     string `json:"event"` // stored, removed, cleared, lost, present or snapshot
 	Namespace string `json:"namespace,omitempty"`
 	Hash      string `json:"hash,omitempty"`
 	Parent    string `json:"parent,omitempty"`
@@ -34,7 +39,7 @@ type watchLine struct {
 	Reason    string `json:"reason,omitempty"` // why it was removed
 	Bytes     uint32 `json:"bytes,omitempty"`
 	Last      bool   `json:"last,omitempty"`  // removed from the last tier that had it
-	Count     int64  `json:"count,omitempty"` // of blocks cleared or events lost
+	Count     int64  `json:"count,omitempty"` // of blocks cleared, events lost, or blocks in a snapshot
 }
 
 func describeEvent(e block.Event) watchLine {
@@ -79,8 +84,19 @@ func newWatchCmd() *cobra.Command {
 		Use:   "watch",
 		Short: "Print what happens to blocks, a line for each event",
 		Long: `Print what happens to blocks from now on, a line for each event, until
-interrupted. "watching" on standard error says that the daemon listens: what is
-done after it is told. --timeout bounds only the connecting.`,
+interrupted. A line on standard error that begins with "watching" says that the
+daemon listens: what is done after it is told. It names the incarnation of the
+store and the number of the last event before those that are printed. --timeout
+bounds only the connecting.
+
+A watcher that comes back gives the incarnation, and the number of the last event
+that it knows of, and is told of what happened meanwhile. When the daemon cannot
+tell that any more, the first event is "lost", or a snapshot if one is wanted.
+
+A snapshot is a line "present" for each block in each tier, and one "snapshot"
+that ends it. Whoever applies all lines in order knows what is there.`,
+		Example: `  kvtier watch --snapshot --json
+  kvtier watch --incarnation 5f0c1b9a7d3e2846 --after 1234`,
 		Args: noArgs,
 	}
 	f.add(c, "print a line of JSON for each event")
@@ -88,10 +104,48 @@ done after it is told. --timeout bounds only the connecting.`,
 	fs.StringVar(&f.namespace, "namespace", "", "`name` of the namespace (default all)")
 	fs.DurationVar(&f.span, "for", 0, "end after so long; 0 goes on")
 	fs.Int64Var(&f.count, "count", 0, "end after so many events; 0 goes on")
+	fs.BoolVar(&f.snapshot, "snapshot", false, "begin with what is there, unless the watch goes on where it was")
+	fs.StringVar(&f.incarnation, "incarnation", "", "go on with events of this `incarnation` of the store")
+	fs.Uint64Var(&f.after, "after", 0, "`number` of the last event known; with --incarnation")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		return f.run(c.Context(), c.OutOrStdout(), c.ErrOrStderr())
 	}
 	return c
+}
+
+// watchOptions reads what the flags ask for. The line that says where the watch
+// begins goes to stderr.
+func (f *watchFlags) watchOptions(stderr io.Writer) (block.WatchOptions, error) {
+	o := block.WatchOptions{After: f.after, Snapshot: f.snapshot}
+	if f.incarnation != "" {
+		var err error
+		if o.Incarnation, err = parseIncarnation(f.incarnation); err != nil {
+			return o, usageErrorf("--incarnation %w", err)
+		}
+	} else if f.after != 0 {
+		return o, usageErrorf("--after %d: of which --incarnation?", f.after)
+	}
+	o.Ready = func(at block.WatchStart) {
+		line := fmt.Sprintf("watching incarnation %s after %d", formatIncarnation(at.Incarnation), at.Seq)
+		if at.Resumed {
+			line += ", resumed"
+		}
+		fmt.Fprintln(stderr, line)
+	}
+	return o, nil
+}
+
+// formatIncarnation writes an incarnation as text: as a number, many a JSON reader
+// would round it.
+func formatIncarnation(n uint64) string { return fmt.Sprintf("%016x", n) }
+
+// parseIncarnation reads what formatIncarnation writes.
+func parseIncarnation(s string) (uint64, error) {
+	n, err := strconv.ParseUint(s, 16, 64)
+	if err != nil || n == 0 {
+		return 0, fmt.Errorf("%q: want up to 16 hex digits, not all 0", s)
+	}
+	return n, nil
 }
 
 // errWatchedEnough ends a watch that has printed what was asked for.
@@ -100,6 +154,10 @@ var errWatchedEnough = errors.New("enough events")
 func (f *watchFlags) run(ctx context.Context, stdout, stderr io.Writer) error {
 	if f.span < 0 || f.count < 0 {
 		return usageErrorf("--for %v, --count %d: want 0 or more", f.span, f.count)
+	}
+	o, err := f.watchOptions(stderr)
+	if err != nil {
+		return err
 	}
 	return f.connect(ctx, func(client *api.Client) error {
 		var ns *block.Namespace
@@ -118,7 +176,7 @@ func (f *watchFlags) run(ctx context.Context, stdout, stderr io.Writer) error {
 		}
 		defer cancel()
 		var seen int64
-		err := client.Watch(wctx, ns, func() { fmt.Fprintln(stderr, "watching") }, func(e block.Event) error {
+		err := client.Watch(wctx, ns, o, func(e block.Event) error {
 			l := describeEvent(e)
 			var err error
 			if f.json {

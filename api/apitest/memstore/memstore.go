@@ -1,6 +1,6 @@
 // Package memstore is an api.Store in plain memory, for tests of the API's
 // server and client. It keeps every rule of the contract and has none of a real
-// store's machinery: no eviction, no device, one lock.
+// store's machinery: no device, one lock, and eviction only where it is asked for.
 package memstore
 
 import (
@@ -28,6 +28,9 @@ const reservationLife = time.Minute
 type Options struct {
 	Capacity int64 // bytes of payload, reservations included; 0: 64 MiB
 	Durable  bool  // accept puts to G3
+	Evict    bool  // make room by dropping the oldest block that nobody holds
+	Events   int   // that are kept for watchers at least; 0: 4096
+	Shared   int64 // bytes of a memory file that grants lie in, for clients on this host; 0: none
 }
 
 type entry struct {
@@ -38,6 +41,10 @@ type entry struct {
 	sum     block.Sum
 	expires time.Time
 	durable bool
+	pinned  bool
+	at      place
+	leases  int
+	born    uint64 // grows from block to block
 }
 
 type space struct {
@@ -48,7 +55,7 @@ type space struct {
 
 type lease struct {
 	until   time.Time
-	count   int
+	blocks  []*entry
 	session uint64
 }
 
@@ -61,15 +68,11 @@ type reservation struct {
 	expires time.Time
 }
 
-type watcher struct {
-	ns     block.NamespaceID
-	events chan block.Event
-}
-
 // Store is the store.
 type Store struct {
-	opts    Options
-	started time.Time
+	opts        Options
+	started     time.Time
+	incarnation uint64
 
 	mu struct {
 		sync.Mutex
@@ -80,9 +83,12 @@ type Store struct {
 		freed        chan struct{} // closed and replaced when room comes free
 		leases       map[uint64]*lease
 		reservations map[uint64]*reservation
+		grants       map[uint64]*grant
+		shared       shared
 		prefetches   map[string]context.CancelFunc
-		watchers     map[*watcher]struct{}
-		seq          uint64
+		events       events
+		pinned       int64 // bytes
+		born         uint64
 		misses       map[string]int64
 		removed      map[string]int64
 		stats        block.Stats // the counters that have no other place
@@ -90,24 +96,34 @@ type Store struct {
 	}
 }
 
-// New makes an empty store.
+// New makes an empty store. It panics when the host has no memory files, and
+// Options.Shared wants one.
 func New(o *Options) *Store {
-	s := &Store{started: time.Now()}
+	s := &Store{started: time.Now(), incarnation: rand.Uint64() | 1}
 	if o != nil {
 		s.opts = *o
 	}
 	if s.opts.Capacity == 0 {
 		s.opts.Capacity = 64 << 20
 	}
+	if s.opts.Events == 0 {
+		s.opts.Events = 4096
+	}
 	s.mu.byID = make(map[block.NamespaceID]*space)
 	s.mu.byName = make(map[string]*space)
 	s.mu.freed = make(chan struct{})
 	s.mu.leases = make(map[uint64]*lease)
 	s.mu.reservations = make(map[uint64]*reservation)
+	s.mu.grants = make(map[uint64]*grant)
 	s.mu.prefetches = make(map[string]context.CancelFunc)
-	s.mu.watchers = make(map[*watcher]struct{})
+	s.mu.events.next = make(chan struct{})
 	s.mu.misses = make(map[string]int64)
 	s.mu.removed = make(map[string]int64)
+	if s.opts.Shared > 0 {
+		if err := s.share(s.opts.Shared); err != nil {
+			panic(err)
+		}
+	}
 	return s
 }
 
@@ -218,15 +234,21 @@ func (e *entry) tiers() []block.TierID {
 }
 
 func (s *Store) remove(n *space, e *entry, why block.Reason) {
-	delete(n.blocks, e.hash)
-	s.free(int64(len(e.data)))
+	s.forget(n, e)
 	s.mu.removed[why.String()]++
 	tiers := e.tiers()
 	for i, t := range tiers {
 		ev := n.event(block.EventRemoved, e)
 		ev.Tier, ev.Reason, ev.Last = t, why, i == len(tiers)-1
-		s.tell(n, ev)
+		s.tell(ev)
 	}
+}
+
+// forget takes a block out of its namespace, and its pin with it.
+func (s *Store) forget(n *space, e *entry) {
+	delete(n.blocks, e.hash)
+	s.unpin(e)
+	s.free(int64(len(e.data)))
 }
 
 func (s *Store) free(n int64) {
@@ -241,21 +263,6 @@ func (n *space) event(k block.EventKind, e *entry) block.Event {
 	}
 }
 
-func (s *Store) tell(n *space, e block.Event) {
-	s.mu.seq++
-	e.Seq = s.mu.seq
-	for w := range s.mu.watchers {
-		if w.ns != 0 && w.ns != n.ID {
-			continue
-		}
-		select {
-		case w.events <- e:
-		default:
-			s.mu.stats.EventsLost++
-		}
-	}
-}
-
 // Match implements api.Store.
 func (s *Store) Match(_ context.Context, ns block.NamespaceID, hashLen int, hashes []byte, o block.MatchOptions, res *block.MatchResult) error {
 	s.mu.Lock()
@@ -265,14 +272,15 @@ func (s *Store) Match(_ context.Context, ns block.NamespaceID, hashLen int, hash
 		return err
 	}
 	*res = block.MatchResult{Blocks: res.Blocks[:0]}
-	gap, hits := false, 0
+	gap := false
+	var hits []*entry
 	for _, h := range keys {
 		e, why := s.find(n, h)
 		var f block.Found
 		switch why {
 		case block.Hit:
 			f = block.Found{State: block.Resident, Tier: block.G2, Len: uint32(len(e.data))}
-			hits++
+			hits = append(hits, e)
 			if !gap {
 				res.Prefix++
 			}
@@ -285,10 +293,8 @@ func (s *Store) Match(_ context.Context, ns block.NamespaceID, hashLen int, hash
 			break
 		}
 	}
-	if o.Lease > 0 && hits > 0 {
-		id := rand.Uint64() | 1
-		s.mu.leases[id] = &lease{until: time.Now().Add(o.Lease), count: hits, session: o.Session}
-		res.Lease = block.Lease{ID: id, Left: o.Lease, Count: hits}
+	if o.Lease > 0 && len(hits) > 0 {
+		res.Lease = s.lease(hits, o.Lease, o.Session)
 	}
 	return nil
 }
@@ -439,12 +445,11 @@ func (s *Store) Clear(_ context.Context, ns block.NamespaceID) (int64, error) {
 	}
 	count := int64(len(n.blocks))
 	for _, e := range n.blocks {
-		s.free(int64(len(e.data)))
+		s.forget(n, e)
 	}
-	clear(n.blocks)
 	n.Epoch++
 	s.mu.removed[block.Deleted.String()] += count
-	s.tell(n, block.Event{Kind: block.EventCleared, NS: n.Desc.Name, Count: count})
+	s.tell(block.Event{Kind: block.EventCleared, NS: n.Desc.Name, Count: count})
 	return count, nil
 }
 
@@ -468,6 +473,7 @@ func (s *Store) List(_ context.Context, ns block.NamespaceID, cursor string, lim
 		}
 		out = append(out, block.ListEntry{
 			Hash: e.hash, Parent: e.parent, HasPar: e.hasPar, Len: uint32(len(e.data)), Sum: e.sum, Tiers: e.tiers(), Expires: e.expires,
+			Pinned: e.pinned,
 		})
 	}
 	slices.SortFunc(out, func(a, b block.ListEntry) int { return bytes.Compare(a.Hash[:], b.Hash[:]) })

@@ -1,7 +1,6 @@
 package memstore
 
 import (
-	"context"
 	"time"
 
 	"github.com/kvtier/kvtier/index/block"
@@ -15,18 +14,23 @@ func (s *Store) Stats() block.Stats {
 	st := s.mu.stats
 	st.Uptime = time.Since(s.started).Truncate(time.Millisecond)
 	st.Namespaces = int64(len(s.mu.byID))
+	st.Incarnation, st.EventSeq, st.PinnedBytes = s.incarnation, s.mu.events.seq, s.mu.pinned
+	st.Catalog.State = block.Healthy
 	var payload int64
 	for _, n := range s.mu.byID {
 		st.Blocks += int64(len(n.blocks))
 		for _, e := range n.blocks {
 			payload += int64(len(e.data))
+			if e.pinned {
+				st.Pinned++
+			}
 		}
 	}
-	st.Leases, st.Reservations, st.Watchers = int64(len(s.mu.leases)), int64(len(s.mu.reservations)), int64(len(s.mu.watchers))
+	st.Leases, st.Reservations, st.Watchers = int64(len(s.mu.leases)), int64(len(s.mu.reservations)+len(s.mu.grants)), s.mu.events.watchers
 	st.Misses, st.Removed = clone(s.mu.misses), clone(s.mu.removed)
 	st.Tiers = []block.TierStats{{
 		Tier: block.G2, Capacity: s.opts.Capacity, Used: s.mu.used, Blocks: st.Blocks, Payload: payload, Refused: s.mu.refused,
-		Devices: []block.DeviceStats{{Path: "memory", State: "healthy", Bytes: s.opts.Capacity}},
+		Devices: []block.DeviceStats{{Path: "memory", State: block.Healthy, Since: s.started.Truncate(time.Millisecond), Bytes: s.opts.Capacity}},
 	}}
 	return st
 }
@@ -37,34 +41,4 @@ func clone(m map[string]int64) map[string]int64 {
 		out[k] = v
 	}
 	return out
-}
-
-// Watch implements api.Store.
-func (s *Store) Watch(ctx context.Context, ns block.NamespaceID, ready func(), fn func(block.Event) error) error {
-	w := &watcher{ns: ns, events: make(chan block.Event, 1024)}
-	s.mu.Lock()
-	if ns != 0 {
-		if _, err := s.space(ns); err != nil {
-			s.mu.Unlock()
-			return err
-		}
-	}
-	s.mu.watchers[w] = struct{}{}
-	s.mu.Unlock()
-	defer func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		delete(s.mu.watchers, w)
-	}()
-	ready()
-	for {
-		select {
-		case e := <-w.events:
-			if err := fn(e); err != nil {
-				return err
-			}
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
 }

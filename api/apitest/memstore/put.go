@@ -45,7 +45,7 @@ func (s *Store) reserve(ns block.NamespaceID, hashLen int, h block.Hash, size in
 	if e, _ := s.find(n, h); e != nil {
 		return block.Reserved{Status: block.Exists}, block.Existing{Len: uint32(len(e.data)), Sum: e.sum}, nil, nil
 	}
-	if s.mu.used+size > s.opts.Capacity {
+	if !s.room(size) {
 		return r, there, s.mu.freed, nil
 	}
 	s.mu.used += size
@@ -58,12 +58,33 @@ func (s *Store) reserve(ns block.NamespaceID, hashLen int, h block.Hash, size in
 	return block.Reserved{ID: id, Left: reservationLife, Place: block.PlaceAt(0, 1024)}, there, nil, nil
 }
 
+// room reports whether there is room for size bytes, after it has made some if it
+// may.
+func (s *Store) room(size int64) bool {
+	for s.mu.used+size > s.opts.Capacity {
+		var from *space
+		var oldest *entry
+		for _, n := range s.mu.byID {
+			for _, e := range n.blocks {
+				if !e.pinned && e.leases == 0 && (oldest == nil || e.born < oldest.born) {
+					from, oldest = n, e
+				}
+			}
+		}
+		if !s.opts.Evict || oldest == nil {
+			return false
+		}
+		s.remove(from, oldest, block.Evicted)
+	}
+	return true
+}
+
 // expire ends leases and reservations whose time has come.
 func (s *Store) expire() {
 	now := time.Now()
 	for id, l := range s.mu.leases {
 		if !now.Before(l.until) {
-			delete(s.mu.leases, id)
+			s.endLease(id, l)
 		}
 	}
 	for id, r := range s.mu.reservations {
@@ -71,6 +92,13 @@ func (s *Store) expire() {
 			s.abort(id)
 		}
 	}
+}
+
+func (s *Store) endLease(id uint64, l *lease) {
+	for _, e := range l.blocks {
+		e.leases--
+	}
+	delete(s.mu.leases, id)
 }
 
 func (s *Store) reservation(id uint64) (*reservation, error) {
@@ -120,9 +148,12 @@ func (s *Store) commit(id uint64) (block.PutStatus, error) {
 	sum := sumOf(r.data)
 	if e, _ := s.find(r.ns, r.hash); e != nil {
 		s.abort(id)
-		return s.compare(e, int64(len(r.data)), sum, r.opts)
+		return s.compare(r.ns, e, int64(len(r.data)), sum, r.opts)
 	}
-	e := &entry{hash: r.hash, parent: r.opts.Parent, hasPar: r.opts.HasParent, data: r.data, sum: sum, durable: r.opts.Durable == block.G3}
+	s.mu.born++
+	e := &entry{
+		hash: r.hash, parent: r.opts.Parent, hasPar: r.opts.HasParent, data: r.data, sum: sum, durable: r.opts.Durable == block.G3, born: s.mu.born,
+	}
 	ttl := r.opts.TTL
 	if ttl == 0 {
 		ttl = r.ns.TTL
@@ -133,19 +164,19 @@ func (s *Store) commit(id uint64) (block.PutStatus, error) {
 	s.drop(id, r)
 	r.ns.blocks[r.hash] = e
 	for _, t := range e.tiers() {
-		ev := r.ns.event(block.EventStored, e)
-		ev.Tier = t
-		s.tell(r.ns, ev)
+		s.tellStored(r.ns, e, t)
 	}
 	return block.Stored, nil
 }
 
-func (s *Store) compare(e *entry, n int64, sum block.Sum, o block.PutOptions) (block.PutStatus, error) {
+func (s *Store) compare(ns *space, e *entry, n int64, sum block.Sum, o block.PutOptions) (block.PutStatus, error) {
 	if n != int64(len(e.data)) || sum != e.sum {
 		s.mu.stats.Conflicts++
 		return 0, fmt.Errorf("put %s: %w: %d bytes with sum %s are there, not %d with %s", e.hash, block.ErrConflict, len(e.data), e.sum, n, sum)
 	}
-	e.durable = e.durable || o.Durable == block.G3
+	if o.Durable == block.G3 {
+		s.makeDurable(ns, e)
+	}
 	return block.Exists, nil
 }
 
@@ -161,7 +192,7 @@ func (s *Store) CompareExisting(_ context.Context, ns block.NamespaceID, h block
 	if e == nil {
 		return fmt.Errorf("compare with %s: %w", h, block.ErrNotFound)
 	}
-	_, err = s.compare(e, n, sum, o)
+	_, err = s.compare(sp, e, n, sum, o)
 	return err
 }
 
@@ -188,15 +219,6 @@ func (s *Store) drop(id uint64, r *reservation) {
 	}
 }
 
-// ExpireReservations ends all reservations now, as their time would.
-func (s *Store) ExpireReservations() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for id := range s.mu.reservations {
-		s.abort(id)
-	}
-}
-
 // RenewLease implements api.Store.
 func (s *Store) RenewLease(id uint64, d time.Duration) (block.Lease, error) {
 	s.mu.Lock()
@@ -207,7 +229,7 @@ func (s *Store) RenewLease(id uint64, d time.Duration) (block.Lease, error) {
 		return block.Lease{}, fmt.Errorf("lease %d: %w", id, block.ErrLeaseExpired)
 	}
 	l.until = time.Now().Add(d)
-	return block.Lease{ID: id, Left: d, Count: l.count}, nil
+	return block.Lease{ID: id, Left: d, Count: len(l.blocks)}, nil
 }
 
 // ReleaseLease implements api.Store.
@@ -215,10 +237,11 @@ func (s *Store) ReleaseLease(id uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.expire()
-	if _, ok := s.mu.leases[id]; !ok {
+	l, ok := s.mu.leases[id]
+	if !ok {
 		return fmt.Errorf("lease %d: %w", id, block.ErrLeaseExpired)
 	}
-	delete(s.mu.leases, id)
+	s.endLease(id, l)
 	return nil
 }
 
@@ -228,7 +251,7 @@ func (s *Store) EndSession(session uint64) {
 	defer s.mu.Unlock()
 	for id, l := range s.mu.leases {
 		if l.session == session {
-			delete(s.mu.leases, id)
+			s.endLease(id, l)
 		}
 	}
 	for id, r := range s.mu.reservations {

@@ -11,9 +11,9 @@ import (
 	"github.com/kvtier/kvtier/index/block"
 )
 
-// session is one connection, the owner of the leases and reservations made
+// connection is one of gRPC, the owner of the leases and reservations made
 // over it.
-type session struct {
+type connection struct {
 	id  uint64
 	end func(id uint64) // releases what the session owns
 
@@ -30,8 +30,8 @@ type sessionKey struct{}
 // enter begins a call that may take something for the session. The transport
 // tells of a connection's end while handlers still run, so what is owned is
 // released only when the last of them has left: nothing taken late is forgotten.
-func enter(ctx context.Context) (*session, error) {
-	s, ok := ctx.Value(sessionKey{}).(*session)
+func enter(ctx context.Context) (*connection, error) {
+	s, ok := ctx.Value(sessionKey{}).(*connection)
 	if !ok {
 		return nil, fmt.Errorf("%w: call without a connection", block.ErrUnavailable)
 	}
@@ -44,7 +44,7 @@ func enter(ctx context.Context) (*session, error) {
 	return s, nil
 }
 
-func (s *session) leave() {
+func (s *connection) leave() {
 	s.mu.Lock()
 	s.mu.calls--
 	last := s.mu.ended && s.mu.calls == 0
@@ -54,7 +54,7 @@ func (s *session) leave() {
 	}
 }
 
-func (s *session) disconnected() {
+func (s *connection) disconnected() {
 	s.mu.Lock()
 	first := !s.mu.ended
 	s.mu.ended = true
@@ -78,7 +78,7 @@ func (h *sessions) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Co
 	for id == 0 {
 		id = rand.Uint64()
 	}
-	return context.WithValue(ctx, sessionKey{}, &session{id: id, end: h.end})
+	return context.WithValue(ctx, sessionKey{}, &connection{id: id, end: h.end})
 }
 
 // HandleConn ends the session with its connection.
@@ -86,7 +86,7 @@ func (h *sessions) HandleConn(ctx context.Context, s stats.ConnStats) {
 	if _, ok := s.(*stats.ConnEnd); !ok {
 		return
 	}
-	if sess, ok := ctx.Value(sessionKey{}).(*session); ok {
+	if sess, ok := ctx.Value(sessionKey{}).(*connection); ok {
 		sess.disconnected()
 	}
 }

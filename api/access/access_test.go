@@ -1,0 +1,154 @@
+package access_test
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/kvtier/kvtier/api/access"
+	"github.com/kvtier/kvtier/index/block"
+)
+
+func digest(token string) string {
+	sum := sha256.Sum256([]byte(token))
+	return hex.EncodeToString(sum[:])
+}
+
+func parse(t *testing.T, format string, args ...any) *access.List {
+	t.Helper()
+	l, err := access.Parse(fmt.Appendf(nil, format, args...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// TestIdentities shows who is known by what, and what each may do.
+func TestIdentities(t *testing.T) {
+	l := parse(t, `{"identities": [
+		{"name": "writer", "token_sha256": %q, "write": ["llama-*", "qwen"]},
+		{"name": "reader", "token_sha256": %q, "read": ["llama-?", "[ab]*"], "uid": 0},
+		{"name": "local", "uid": 1000, "read": ["*"], "write": ["*"]},
+		{"name": "auditor", "token_sha256": %q, "read": ["*"], "write": ["llama-*"]}
+	]}`, digest("w"), strings.ToUpper(digest("r")), digest("a"))
+	for _, tt := range []struct {
+		who       *access.Identity
+		name      string
+		namespace string
+		want      access.Right
+	}{
+		{l.ByToken("w"), "writer", "llama-8b", access.Write},
+		{l.ByToken("w"), "writer", "llama", 0},
+		{l.ByToken("w"), "writer", "qwen", access.Write},
+		{l.ByToken("w"), "writer", "qwen2", 0},
+		{l.ByToken("r"), "reader", "llama-8", access.Read},
+		{l.ByToken("r"), "reader", "llama-8b", 0},
+		{l.ByToken("r"), "reader", "alpha", access.Read},
+		{l.ByUID(0), "reader", "beta", access.Read},
+		{l.ByUID(1000), "local", "llama-8b", access.Read | access.Write},
+		{l.ByToken("a"), "auditor", "llama-8b", access.Read | access.Write},
+		{l.ByToken("a"), "auditor", "qwen", access.Read},
+		{access.Single("secret").ByToken("secret"), "", "x", access.Read | access.Write},
+		{nil, "", "x", access.Read | access.Write},
+	} {
+		if tt.who.Name() != tt.name || tt.who.Rights(tt.namespace) != tt.want {
+			t.Errorf("%q may %v %q, want %q, %v", tt.who.Name(), tt.who.Rights(tt.namespace), tt.namespace, tt.name, tt.want)
+		}
+		err := tt.who.Check(access.Read, tt.namespace)
+		if denied := tt.want&access.Read == 0; denied != errors.Is(err, block.ErrDenied) {
+			t.Errorf("%q reads %q: error %v", tt.name, tt.namespace, err)
+		} else if denied && (!strings.Contains(err.Error(), tt.name) || !strings.Contains(err.Error(), tt.namespace)) {
+			t.Errorf("the denial names not both: %v", err)
+		}
+	}
+	if !l.Users() || access.Single("secret").Users() {
+		t.Error("users are known where there are none, or the other way round")
+	}
+	for _, who := range []*access.Identity{
+		l.ByToken("x"), l.ByToken(""), l.ByToken(digest("w")), l.ByUID(1), access.Single("secret").ByToken("secre"), access.Single("secret").ByUID(0),
+	} {
+		if who != nil {
+			t.Errorf("a stranger is taken for %q", who.Name())
+		}
+	}
+	for _, tt := range []struct {
+		who  *access.Identity
+		all  access.Right
+		full bool
+	}{
+		{l.ByToken("w"), 0, false},
+		{l.ByUID(1000), access.Read | access.Write, true},
+		{l.ByToken("a"), access.Read, false},
+		{access.Single("x").ByToken("x"), access.Read | access.Write, true},
+		{nil, access.Read | access.Write, true},
+	} {
+		if tt.who.All() != tt.all || tt.who.Full() != tt.full {
+			t.Errorf("%q may %v all namespaces, want %v", tt.who.Name(), tt.who.All(), tt.all)
+		}
+	}
+	if err := l.ByToken("a").CheckAll(access.Read, "a watch"); err != nil {
+		t.Error(err)
+	}
+	if err := l.ByToken("a").CheckAll(access.Read|access.Write, "a scrub"); !errors.Is(err, block.ErrDenied) || !strings.Contains(err.Error(), "scrub") || !strings.Contains(err.Error(), "auditor") {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestParseRefuses(t *testing.T) {
+	a := `"token_sha256": "` + digest("a") + `"`
+	for _, tt := range []struct{ name, text, want string }{
+		{"nothing", ``, "EOF"},
+		{"no JSON", `identities: []`, "invalid character"},
+		{"an array", `[]`, "array"},
+		{"something behind", `{"identities": [{"name": "n", ` + a + `, "read": ["*"]}]} {}`, "follows"},
+		{"unknown field", `{"users": []}`, `unknown field "users"`},
+		{"unknown field of one", `{"identities": [{"name": "n", ` + a + `, "reads": ["*"]}]}`, `unknown field "reads"`},
+		{"a plain token", `{"identities": [{"name": "n", "token": "a", "read": ["*"]}]}`, `unknown field "token"`},
+		{"wrong type", `{"identities": [{"name": "n", "uid": "root", "read": ["*"]}]}`, "uid"},
+		{"negative uid", `{"identities": [{"name": "n", "uid": -1, "read": ["*"]}]}`, "uid"},
+		{"none", `{"identities": []}`, "there are none"},
+		{"empty", `{}`, "there are none"},
+		{"no name", `{"identities": [{` + a + `, "read": ["*"]}]}`, "name: length 0"},
+		{"long name", `{"identities": [{"name": "` + strings.Repeat("n", 256) + `", ` + a + `, "read": ["*"]}]}`, "name: length 256"},
+		{"name", `{"identities": [{"name": "a\nb", ` + a + `, "read": ["*"]}]}`, `'\n'`},
+		{"name with a slash", `{"identities": [{"name": "a/b", ` + a + `, "read": ["*"]}]}`, `'/'`},
+		{"known by nothing", `{"identities": [{"name": "n", "read": ["*"]}]}`, "neither token_sha256 nor uid"},
+		{"may nothing", `{"identities": [{"name": "n", ` + a + `}]}`, "neither read nor write"},
+		{"no hex", `{"identities": [{"name": "n", "token_sha256": "secret", "read": ["*"]}]}`, "token_sha256"},
+		{"short digest", `{"identities": [{"name": "n", "token_sha256": "abcd", "read": ["*"]}]}`, "token_sha256: 2 bytes"},
+		{"empty token", `{"identities": [{"name": "n", "token_sha256": "` + digest("") + `", "read": ["*"]}]}`, "empty token"},
+		{"bad glob", `{"identities": [{"name": "n", ` + a + `, "read": ["llama-["]}]}`, `read: glob "llama-["`},
+		{"empty glob", `{"identities": [{"name": "n", ` + a + `, "write": [""]}]}`, `write: glob ""`},
+		{"glob with a slash", `{"identities": [{"name": "n", ` + a + `, "write": ["a/*"]}]}`, `'/'`},
+		{"same token", `{"identities": [{"name": "n", ` + a + `, "read": ["*"]}, {"name": "m", ` + a + `, "read": ["x"]}]}`, `identity 2 ("m"): token_sha256: identity "n" has the same token`},
+		{"same name", `{"identities": [{"name": "n", ` + a + `, "read": ["*"]}, {"name": "n", "uid": 1, "read": ["x"]}]}`, "another identity has it"},
+		{"same user", `{"identities": [{"name": "n", "uid": 1, "read": ["*"]}, {"name": "m", "uid": 1, "read": ["x"]}]}`, `uid: identity "n" has 1 too`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if _, err := access.Parse([]byte(tt.text)); !errors.Is(err, block.ErrInvalid) || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("error %v, want ErrInvalid with %q", err, tt.want)
+			}
+		})
+	}
+}
+
+// FuzzParse: no bytes make it panic, and nobody gets in without a token or a user.
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(`{"identities": [{"name": "n", "token_sha256": "` + digest("a") + `", "uid": 3, "read": ["*"], "write": ["a[b-c]?"]}]}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		l, err := access.Parse(b)
+		if err != nil {
+			if !errors.Is(err, block.ErrInvalid) {
+				t.Errorf("error %v, want ErrInvalid", err)
+			}
+			return
+		}
+		if l.ByToken("") != nil {
+			t.Error("an empty token is somebody's")
+		}
+		l.ByToken("a").Rights("abc")
+	})
+}

@@ -1,0 +1,245 @@
+package api_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kvtier/kvtier/api"
+	"github.com/kvtier/kvtier/api/apitest"
+	"github.com/kvtier/kvtier/api/apitest/memstore"
+	"github.com/kvtier/kvtier/api/session"
+	"github.com/kvtier/kvtier/index/block"
+)
+
+// logBuffer is a log that a test reads while others write it.
+type logBuffer struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (b *logBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+
+func (b *logBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.String()
+}
+
+func (b *logBuffer) logger() *slog.Logger {
+	return slog.New(slog.NewTextHandler(b, &slog.HandlerOptions{Level: slog.LevelDebug}))
+}
+
+// oneBlock opens a namespace, puts a block and gets it back.
+func oneBlock(t *testing.T, c *api.Client, name string) {
+	t.Helper()
+	ns, err := c.OpenNamespace(t.Context(), block.Descriptor{Name: name, MaxBlockBytes: 4 << 20}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns.HashLen = 16
+	data := bytes.Repeat([]byte("block"), 200_000)
+	res, err := c.Put(t.Context(), ns, []api.PutItem{{Data: data}}, api.PutOptions{})
+	if err != nil || res[0].Err != nil {
+		t.Fatal(err, res)
+	}
+	ns.Desc = block.Descriptor{} // by handle alone, which does not tell how long a block is
+	calls := 0
+	err = c.Get(t.Context(), ns, []block.Wanted{{Hash: block.Hash{1}}, {}}, block.GetOptions{}, func(i int, p block.Payload) error {
+		if calls++; i == 1 && !bytes.Equal(p.Bytes, data) || i == 0 && p.Reason != block.MissAbsent {
+			t.Errorf("key %d: %v, %d bytes", i, p.Reason, len(p.Bytes))
+		}
+		return nil
+	})
+	if err != nil || calls != 2 {
+		t.Errorf("%d calls, %v", calls, err)
+	}
+}
+
+// Without a session blocks move over gRPC; the client says why, and logs it once.
+func TestNoSession(t *testing.T) {
+	closed, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	nobody := closed.Addr().String()
+	if err := closed.Close(); err != nil {
+		t.Fatal(err)
+	}
+	other := serveSessions(t, memstore.New(nil))
+	for _, tc := range []struct {
+		name   string
+		places *api.SessionPlaces
+		inline bool
+		why    string
+		level  string
+	}{
+		{"an old server", nil, false, "the server serves no sessions", "DEBUG"},
+		{"nobody answers", &api.SessionPlaces{Address: nobody}, false, "connection refused", "WARN"},
+		{"another store answers", &api.SessionPlaces{Address: other}, false, "another store", "WARN"},
+		{"no socket", &api.SessionPlaces{Socket: filepath.Join(t.TempDir(), "none")}, false, "is not on this host", "WARN"},
+		{"no address", &api.SessionPlaces{Address: "x"}, false, `session address "x"`, "WARN"},
+		{"inline", &api.SessionPlaces{Address: other}, true, "Inline", ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			addr := serveStore(t, memstore.New(nil), "tcp", "127.0.0.1:0", &api.ServerOptions{Sessions: tc.places}).String()
+			var log logBuffer
+			c, err := api.Dial(t.Context(), addr, &api.ClientOptions{Logger: log.logger(), Inline: tc.inline})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			oneBlock(t, c, "ns")
+			if i := c.SessionInfo(); i.Way != api.WayGRPC || i.Peer != "" || !strings.Contains(i.Why, tc.why) {
+				t.Errorf("%+v, want %s", i, tc.why)
+			}
+			want := 1
+			if tc.level == "" {
+				want = 0
+			}
+			if said := log.String(); strings.Count(said, "no session:") != want || want == 1 && !strings.Contains(said, "level="+tc.level) {
+				t.Errorf("logged %q", said)
+			}
+		})
+	}
+}
+
+// serveSessions serves sessions of a store over TCP until the test ends.
+func serveSessions(t *testing.T, s session.Store) string {
+	t.Helper()
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := session.NewServer(s, nil)
+	done := make(chan error, 1)
+	go func() { done <- srv.Serve(lis) }()
+	t.Cleanup(func() {
+		if err := errors.Join(srv.Close(), <-done); err != nil {
+			t.Error(err)
+		}
+	})
+	return lis.Addr().String()
+}
+
+// A wildcard that the server announces stands for the host that was dialled.
+func TestSessionWildcard(t *testing.T) {
+	s := memstore.New(nil)
+	_, port, err := net.SplitHostPort(serveSessions(t, s))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, host := range []string{"", "0.0.0.0", "::"} {
+		addr := serveStore(t, s, "tcp", "127.0.0.1:0", &api.ServerOptions{Sessions: &api.SessionPlaces{Address: net.JoinHostPort(host, port)}}).String()
+		c, err := api.Dial(t.Context(), addr, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		oneBlock(t, c, "ns"+host)
+		if i := c.SessionInfo(); i.Way != api.WayTCP || i.Peer != "tcp 127.0.0.1:"+port {
+			t.Errorf("%q: %+v", host, i)
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A session that is lost is dialled again, where the server says that it is now.
+func TestSessionLost(t *testing.T) {
+	s := memstore.New(&memstore.Options{Shared: 64 << 20})
+	path := filepath.Join(t.TempDir(), "s")
+	start := func() (srv *session.Server, done chan error) {
+		lis, err := net.Listen("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		srv, done = session.NewServer(s, nil), make(chan error, 1)
+		go func() { done <- srv.Serve(lis) }()
+		return srv, done
+	}
+	srv, done := start()
+	addr := serveStore(t, s, "tcp", "127.0.0.1:0", &api.ServerOptions{Sessions: &api.SessionPlaces{Socket: path}}).String()
+	c, err := api.Dial(t.Context(), addr, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	oneBlock(t, c, "a")
+	if i := c.SessionInfo(); i.Way != api.WayShared || i.Peer != "unix "+path {
+		t.Fatalf("%+v", i)
+	}
+	if err := errors.Join(srv.Close(), <-done); err != nil {
+		t.Fatal(err)
+	}
+	// Meanwhile blocks move over gRPC, once the client has seen that the session ended.
+	eventually(t, func() bool { return c.SessionInfo().Way == api.WayGRPC })
+	oneBlock(t, c, "b")
+	srv, done = start()
+	defer func() {
+		if err := errors.Join(srv.Close(), <-done); err != nil {
+			t.Error(err)
+		}
+	}()
+	ns, err := c.Namespace(t.Context(), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() bool {
+		if _, err := c.Match(t.Context(), ns, []block.Hash{{}}, block.MatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		return c.SessionInfo().Way == api.WayShared
+	})
+	oneBlock(t, c, "c")
+}
+
+func eventually(t *testing.T, ok func() bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for !ok() {
+		select {
+		case <-ctx.Done():
+			t.Fatal("waited in vain")
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// Places that are kept for puts to come are given back with the client.
+func TestSessionGivesBack(t *testing.T) {
+	s := memstore.New(&memstore.Options{Shared: 64 << 20})
+	c := apitest.ServeSessions(t, s, s, true, nil)()
+	ns, err := c.OpenNamespace(t.Context(), block.Descriptor{Name: "ns", BlockBytes: 1000}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns.HashLen = 16
+	for i := range 4 {
+		res, err := c.Put(t.Context(), ns, []api.PutItem{{Hash: block.Hash{byte(i)}, Data: make([]byte, 1000)}}, api.PutOptions{})
+		if err != nil || res[0].Err != nil {
+			t.Fatal(err, res)
+		}
+	}
+	if s.Stats().Reservations == 0 {
+		t.Error("no place is kept after puts in a row")
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if n := s.Stats().Reservations; n != 0 {
+		t.Errorf("%d places are held by a client that has closed", n)
+	}
+}

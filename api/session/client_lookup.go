@@ -1,0 +1,244 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kvtier/kvtier/index/block"
+)
+
+// Match looks keys up, root first. hashes are packed, ns.HashLen bytes each. It fills
+// res, reusing its slice. What it leases belongs to this session and ends with it. More
+// keys than one message takes are looked up in several, but not with a lease:
+// ErrInvalid.
+func (c *Client) Match(ctx context.Context, ns Namespace, hashes []byte, o block.MatchOptions, res *block.MatchResult) error {
+	*res = block.MatchResult{Blocks: res.Blocks[:0]}
+	if err := ns.check(); err != nil {
+		return fmt.Errorf("match: %w", err)
+	}
+	if len(hashes)%ns.HashLen != 0 {
+		return fmt.Errorf("match: %w", invalid("hashes: %d bytes are not a multiple of %d", len(hashes), ns.HashLen))
+	}
+	most := int(c.welcome.Keys) * ns.HashLen
+	if o.Lease > 0 && len(hashes) > most {
+		return fmt.Errorf("match: %w", invalid("hashes: %d keys to lease, at most %d", len(hashes)/ns.HashLen, c.welcome.Keys))
+	}
+	k, err := c.begin(ctx)
+	if err != nil {
+		return c.fail("match", err)
+	}
+	defer c.release(k)
+	for unbroken := true; len(hashes) > 0; {
+		part := hashes[:min(len(hashes), most)]
+		if err := c.matchPart(ctx, k, &ns, part, o); err != nil {
+			return c.fail("match", err)
+		}
+		m := &k.matched
+		if n := len(part) / ns.HashLen; len(m.Blocks) > n || o.All && len(m.Blocks) < n || int(m.Prefix) > n {
+			return c.fail("match", c.giveUp("server answered %d of %d keys, a prefix of %d", len(m.Blocks), n, m.Prefix))
+		}
+		res.Blocks = append(res.Blocks, m.Blocks...)
+		if unbroken {
+			res.Prefix += int(m.Prefix)
+			unbroken = int(m.Prefix) == len(part)/ns.HashLen
+		}
+		if m.Lease != 0 {
+			res.Lease = block.Lease{ID: m.Lease, Left: time.Duration(m.LeaseMS) * time.Millisecond, Count: int(m.Leased)}
+		}
+		if !unbroken && !o.All {
+			break
+		}
+		hashes = hashes[len(part):]
+	}
+	return nil
+}
+
+func (c *Client) matchPart(ctx context.Context, k *pending, ns *Namespace, part []byte, o block.MatchOptions) error {
+	m := MatchMessage{Keys: ns.keys(part), Class: o.Class, Deadline: millisLeft(ctx)}
+	if o.All {
+		m.Flags |= FlagAll
+	}
+	if o.Quiet {
+		m.Flags |= FlagQuiet
+	}
+	if o.Lease > 0 {
+		m.LeaseMS = roundMillis(o.Lease)
+	}
+	return c.trip(ctx, k, CodeMatch, &m, CodeMatched, &k.matched)
+}
+
+// Locate lists for each key every place where it lies, nearest first. hashes are
+// packed.
+func (c *Client) Locate(ctx context.Context, ns Namespace, hashes []byte) ([][]block.Located, error) {
+	if err := ns.check(); err != nil {
+		return nil, fmt.Errorf("locate: %w", err)
+	}
+	var out [][]block.Located
+	most := int(c.welcome.Keys) * ns.HashLen
+	for len(hashes) > 0 {
+		part := hashes[:min(len(hashes), most)]
+		m := LocateMessage{Keys: ns.keys(part), Deadline: millisLeft(ctx)}
+		var r LocatedMessage
+		if err := c.once(ctx, CodeLocate, &m, CodeLocated, &r); err != nil {
+			return nil, c.fail("locate", err)
+		}
+		if len(r.Places) != m.Len() {
+			return nil, c.fail("locate", c.giveUp("server answered %d keys of a locate of %d", len(r.Places), m.Len()))
+		}
+		out = append(out, r.Places...)
+		hashes = hashes[len(part):]
+	}
+	return out, nil
+}
+
+// once is a call that needs no record of its caller's.
+func (c *Client) once(ctx context.Context, code Code, m message, want Code, reply message) error {
+	k, err := c.begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.release(k)
+	return c.trip(ctx, k, code, m, want, reply)
+}
+
+// Renew lets a lease of this session run for d from now. ErrLeaseExpired.
+func (c *Client) Renew(ctx context.Context, lease uint64, d time.Duration) error {
+	var r RenewedMessage
+	err := c.once(ctx, CodeRenew, &RenewMessage{LeaseMS: roundMillis(d), Leases: []uint64{lease}}, CodeRenewed, &r)
+	return c.outcome(fmt.Sprintf("renew lease %d", lease), r.Results, err)
+}
+
+// Release ends a lease of this session. ErrLeaseExpired when it has ended already.
+func (c *Client) Release(ctx context.Context, lease uint64) error {
+	var r ReleasedMessage
+	err := c.once(ctx, CodeRelease, &ReleaseMessage{Leases: []uint64{lease}}, CodeReleased, &r)
+	return c.outcome(fmt.Sprintf("release lease %d", lease), r.Results, err)
+}
+
+// outcome is that of the only one of a call.
+func (c *Client) outcome(verb string, results []Status, err error) error {
+	switch {
+	case err != nil:
+		return c.fail(verb, err)
+	case len(results) != 1:
+		return c.fail(verb, c.giveUp("server answered %d leases of one", len(results)))
+	}
+	return results[0].Err(verb + ": " + results[0].String())
+}
+
+// Prefetch brings blocks up to G2, root first, and calls progress (nil: not wanted)
+// for each key in order. It returns when all are settled, when ctx ends, or when
+// progress fails (with its error). hashes are packed.
+func (c *Client) Prefetch(ctx context.Context, ns Namespace, hashes []byte, progress func(block.Progress) error) error {
+	if err := ns.check(); err != nil {
+		return fmt.Errorf("prefetch: %w", err)
+	}
+	most := int(c.welcome.Keys) * ns.HashLen
+	for first := 0; len(hashes) > 0; {
+		part := hashes[:min(len(hashes), most)]
+		if err := c.prefetchPart(ctx, &ns, part, first, progress); err != nil {
+			return err
+		}
+		first += len(part) / ns.HashLen
+		hashes = hashes[len(part):]
+	}
+	return nil
+}
+
+func (c *Client) prefetchPart(ctx context.Context, ns *Namespace, part []byte, first int, progress func(block.Progress) error) error {
+	m := PrefetchMessage{Keys: ns.keys(part), Deadline: millisLeft(ctx)}
+	total := m.Len()
+	q := newQueue[PrefetchResult](total)
+	err := c.follow(ctx, CodePrefetch, &m, CodePrefetched, func(p []byte) (bool, error) {
+		var r PrefetchedMessage
+		if err := r.Decode(p); err != nil {
+			return false, err
+		}
+		had := q.put(r.Results)
+		if int(r.First) != had || had+len(r.Results) > total {
+			return false, fmt.Errorf("%w: prefetch of %d keys: %d from %d on, after %d", ErrMessage, total, len(r.Results), r.First, had)
+		}
+		return had+len(r.Results) < total, nil
+	}, q.some, func() error {
+		results, _, _ := q.take()
+		for _, r := range results {
+			if progress == nil {
+				continue
+			}
+			if err := progress(block.Progress{Index: first, Reason: r.Reason, Tier: r.Tier}); err != nil {
+				return &callback{err}
+			}
+			first++
+		}
+		return nil
+	})
+	return c.followed("prefetch", err)
+}
+
+// Watch calls fn for each event of a namespace (ID 0: of all) as o says, until ctx
+// ends, fn fails (with its error), or the server shuts down (ErrClosed). o.Ready is
+// called once, when the server listens. A watcher that is too slow loses events and is
+// told so with EventLost. o.NS does not count.
+func (c *Client) Watch(ctx context.Context, ns Namespace, o block.WatchOptions, fn func(block.Event) error) error {
+	m := WatchMessage{NS: ns.ID, Tag: ns.Tag, Incarnation: o.Incarnation, After: o.After, Snapshot: o.Snapshot}
+	q := newQueue[block.Event](watchQueue)
+	start := make(chan block.WatchStart, 1)
+	ready := false
+	err := c.follow(ctx, CodeWatch, &m, CodeEvents, func(p []byte) (bool, error) {
+		var r EventsMessage
+		if err := r.Decode(p); err != nil {
+			return false, err
+		}
+		if r.Start != nil {
+			select {
+			case start <- *r.Start:
+			default:
+			}
+		}
+		q.put(r.Events)
+		return true, nil
+	}, q.some, func() error {
+		if !ready {
+			select {
+			case s := <-start:
+				ready = true
+				if o.Ready != nil {
+					o.Ready(s)
+				}
+			default:
+			}
+		}
+		events, lost, last := q.take()
+		for i := range events {
+			if err := fn(events[i]); err != nil {
+				return &callback{err}
+			}
+		}
+		if lost > 0 {
+			if err := fn(block.Event{Seq: last.Seq, Kind: block.EventLost, Count: lost}); err != nil {
+				return &callback{err}
+			}
+		}
+		return nil
+	})
+	return c.followed("watch", err)
+}
+
+// callback is an error of a function of the caller's.
+type callback struct{ err error }
+
+func (e *callback) Error() string { return e.err.Error() }
+
+// followed is what a caller is told of the end of a call with several replies.
+func (c *Client) followed(verb string, err error) error {
+	var own *callback
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &own):
+		return own.err
+	}
+	return c.fail(verb, err)
+}

@@ -1,0 +1,64 @@
+package session
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvtier/kvtier/internal/arena"
+)
+
+// step is how many bytes are copied before they are hashed: they are in the cache
+// then.
+const step = 256 << 10
+
+// mapChunks maps the files of a store's memory, all or none.
+func mapChunks(files []int, lengths []uint64) (chunks []*arena.Shared, err error) {
+	if len(files) != len(lengths) || len(files) == 0 {
+		return nil, fmt.Errorf("server passed %d files and told the lengths of %d", len(files), len(lengths))
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, unmapChunks(chunks))
+			chunks = nil
+		}
+	}()
+	for i, fd := range files {
+		s, err := arena.MapFile(fd, c64(lengths[i]))
+		if err != nil {
+			return chunks, fmt.Errorf("chunk %d of the store's memory: %w", i, err)
+		}
+		chunks = append(chunks, s)
+		if !s.Writable() {
+			return chunks, fmt.Errorf("chunk %d of the store's memory is for reading only", i)
+		}
+	}
+	return chunks, nil
+}
+
+func unmapChunks(chunks []*arena.Shared) error {
+	var errs []error
+	for _, s := range chunks {
+		errs = append(errs, s.Close())
+	}
+	return errors.Join(errs...)
+}
+
+func closeFiles(files []int) {
+	for _, fd := range files {
+		_ = unix.Close(fd) // a descriptor of a memory file: nothing is lost
+	}
+}
+
+// at is a place in the store's memory, nil when there is no such place.
+func (c *Client) at(chunk uint32, offset uint64, n int) []byte {
+	if int64(chunk) >= int64(len(c.memory)) {
+		return nil
+	}
+	b := c.memory[chunk].Bytes()
+	if offset > uint64(len(b)) || uint64(n) > uint64(len(b))-offset {
+		return nil
+	}
+	return b[offset : offset+uint64(n) : offset+uint64(n)]
+}

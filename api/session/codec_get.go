@@ -1,0 +1,192 @@
+package session
+
+import (
+	"encoding/binary"
+
+	"github.com/kvtier/kvtier/index/block"
+)
+
+// Append appends the message's bytes to b.
+func (m *MatchMessage) Append(b []byte) []byte {
+	b = m.appendHead(b, m.Class, m.Flags, m.Deadline)
+	b = binary.LittleEndian.AppendUint32(b, m.LeaseMS)
+	return append(b, m.Hashes...)
+}
+
+// Decode reads the message from p.
+func (m *MatchMessage) Decode(p []byte) error {
+	d := decoder{p: p}
+	var n int
+	n, m.Class, m.Flags, m.Deadline = m.decodeHead(&d)
+	m.LeaseMS = d.u32("lease_ms")
+	m.decodeHashes(&d, n)
+	return d.end()
+}
+
+// Append appends the message's bytes to b.
+func (m *MatchedMessage) Append(b []byte) []byte {
+	b = binary.LittleEndian.AppendUint32(b, m.Prefix)
+	b = binary.LittleEndian.AppendUint64(b, m.Lease)
+	b = binary.LittleEndian.AppendUint32(b, m.LeaseMS)
+	b = binary.LittleEndian.AppendUint32(b, m.Leased)
+	b = binary.LittleEndian.AppendUint32(b, uint32(len(m.Blocks)))
+	for i := range m.Blocks {
+		f := &m.Blocks[i]
+		b = append(b, byte(f.State), byte(f.Tier))
+		b = binary.LittleEndian.AppendUint32(b, f.Len)
+	}
+	return b
+}
+
+// Decode reads the message from p.
+func (m *MatchedMessage) Decode(p []byte) error {
+	d := decoder{p: p}
+	m.Prefix, m.Lease, m.LeaseMS, m.Leased = d.u32("prefix"), d.u64("lease"), d.u32("lease_ms"), d.u32("leased")
+	m.Blocks = sized(m.Blocks, d.count("blocks", 6, MaxKeys))
+	for i := range m.Blocks {
+		m.Blocks[i] = block.Found{State: block.State(d.u8("state")), Tier: block.TierID(d.u8("tier")), Len: d.u32("length")}
+	}
+	return d.end()
+}
+
+// Append appends the message's bytes to b.
+func (m *GetMessage) Append(b []byte) []byte {
+	b = m.appendHead(b, m.Class, m.Flags, m.Deadline)
+	b = append(b, m.Hashes...)
+	if m.Flags&FlagRanges != 0 {
+		for _, r := range m.Ranges {
+			b = binary.LittleEndian.AppendUint32(b, r.Offset)
+			b = binary.LittleEndian.AppendUint32(b, r.Length)
+		}
+	}
+	return b
+}
+
+// Decode reads the message from p.
+func (m *GetMessage) Decode(p []byte) error {
+	d := decoder{p: p}
+	var n int
+	n, m.Class, m.Flags, m.Deadline = m.decodeHead(&d)
+	m.decodeHashes(&d, n)
+	m.Ranges = m.Ranges[:0]
+	if m.Flags&FlagRanges != 0 && d.err == nil {
+		m.Ranges = sized(m.Ranges, n)
+		for i := range m.Ranges {
+			m.Ranges[i] = Range{Offset: d.u32("ranges"), Length: d.u32("ranges")}
+		}
+	}
+	return d.end()
+}
+
+// gotBytes is what each key takes in a GotMessage.
+const gotBytes = 40
+
+// Append appends the message's bytes to b.
+func (m *GotMessage) Append(b []byte) []byte {
+	b = binary.LittleEndian.AppendUint64(b, m.Lease)
+	b = binary.LittleEndian.AppendUint32(b, m.LeaseMS)
+	b = binary.LittleEndian.AppendUint32(b, uint32(len(m.Blocks)))
+	for i := range m.Blocks {
+		g := &m.Blocks[i]
+		b = binary.LittleEndian.AppendUint16(b, uint16(g.Status))
+		b = append(b, byte(g.Reason), byte(g.Tier))
+		b = binary.LittleEndian.AppendUint32(b, g.Len)
+		b = binary.LittleEndian.AppendUint32(b, g.Total)
+		b = binary.LittleEndian.AppendUint32(b, g.Chunk)
+		b = binary.LittleEndian.AppendUint64(b, g.Offset)
+		b = append(b, g.Sum[:]...)
+	}
+	return b
+}
+
+// Decode reads the message from p.
+func (m *GotMessage) Decode(p []byte) error {
+	d := decoder{p: p}
+	m.Lease, m.LeaseMS = d.u64("lease"), d.u32("lease_ms")
+	m.Blocks = sized(m.Blocks, d.count("blocks", gotBytes, MaxKeys))
+	for i := range m.Blocks {
+		m.Blocks[i] = GotBlock{
+			Status: Status(d.u16("status")), Reason: block.MissReason(d.u8("reason")), Tier: block.TierID(d.u8("tier")),
+			Len: d.u32("length"), Total: d.u32("total"), Chunk: d.u32("chunk"), Offset: d.u64("offset"), Sum: d.sum("sum"),
+		}
+	}
+	return d.end()
+}
+
+// Append appends the message's bytes to b.
+func (m *PrefetchMessage) Append(b []byte) []byte { return m.appendPlain(b, m.Deadline) }
+
+// Decode reads the message from p.
+func (m *PrefetchMessage) Decode(p []byte) error { return m.decodePlain(p, &m.Deadline) }
+
+// Append appends the message's bytes to b.
+func (m *PrefetchedMessage) Append(b []byte) []byte {
+	b = binary.LittleEndian.AppendUint32(b, m.First)
+	b = binary.LittleEndian.AppendUint32(b, uint32(len(m.Results)))
+	for _, r := range m.Results {
+		b = append(b, byte(r.Reason), byte(r.Tier))
+	}
+	return b
+}
+
+// Decode reads the message from p.
+func (m *PrefetchedMessage) Decode(p []byte) error {
+	d := decoder{p: p}
+	m.First = d.u32("first")
+	m.Results = sized(m.Results, d.count("results", 2, MaxKeys))
+	for i := range m.Results {
+		m.Results[i] = PrefetchResult{Reason: block.MissReason(d.u8("reason")), Tier: block.TierID(d.u8("tier"))}
+	}
+	return d.end()
+}
+
+// Append appends the message's bytes to b.
+func (m *LocateMessage) Append(b []byte) []byte { return m.appendPlain(b, m.Deadline) }
+
+// Decode reads the message from p.
+func (m *LocateMessage) Decode(p []byte) error { return m.decodePlain(p, &m.Deadline) }
+
+// maxLocated is how many places of one key a message tells of, the nearest.
+const maxLocated = 8
+
+// locatedBytes is what each place takes in a LocatedMessage.
+const locatedBytes = 13
+
+// Append appends the message's bytes to b. Of each key it tells the nearest 8 places.
+func (m *LocatedMessage) Append(b []byte) []byte {
+	b = binary.LittleEndian.AppendUint32(b, uint32(len(m.Places)))
+	for _, places := range m.Places {
+		places = places[:min(len(places), maxLocated)]
+		b = append(b, byte(len(places)))
+		for _, l := range places {
+			b = append(b, byte(l.Tier))
+			b = binary.LittleEndian.AppendUint64(b, uint64(l.Place))
+			b = binary.LittleEndian.AppendUint32(b, l.Len)
+		}
+	}
+	return b
+}
+
+// Decode reads the message from p.
+func (m *LocatedMessage) Decode(p []byte) error {
+	d := decoder{p: p}
+	m.Places = sized(m.Places, d.count("keys", 1, MaxKeys))
+	for i := range m.Places {
+		n := int(d.u8("places"))
+		if n > maxLocated {
+			d.fail("places", "%d of them, at most %d", n, maxLocated)
+		}
+		if n*locatedBytes > len(d.p) {
+			d.fail("places", "cut off: %d bytes are left, want %d", len(d.p), n*locatedBytes)
+		}
+		if d.err != nil {
+			m.Places = nil
+			break
+		}
+		m.Places[i] = sized(m.Places[i], n)
+		for j := range m.Places[i] {
+			m.Places[i][j] = block.Located{Tier: block.TierID(d.u8("tier")), Place: block.Place(d.u64("place")), Len: d.u32("length")}
+		}
+	}
+	return d.end()
+}

@@ -1,0 +1,279 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+
+	"github.com/kvtier/kvtier/api/access"
+	"github.com/kvtier/kvtier/index/block"
+	"github.com/kvtier/kvtier/xfer/frame"
+)
+
+// getFlags are those that a get may have.
+const getFlags = FlagQuiet | FlagNoPromote | FlagVerify | FlagRanges | FlagInPlace
+
+// get answers CodeGet.
+func (s *session) get(id uint64, p []byte) error {
+	m := &s.in.get
+	if err := m.Decode(p); err != nil {
+		return s.fail(id, err)
+	}
+	ns, err := s.keyed(&m.Keys, m.Flags, getFlags, access.Read)
+	if err != nil {
+		return s.fail(id, err)
+	}
+	if m.Flags&FlagInPlace != 0 {
+		return s.lend(id, m)
+	}
+	w := gets.Get().(*getWork)
+	if err := w.prepare(s, m, ns); err != nil {
+		gets.Put(w)
+		return s.fail(id, err)
+	}
+	w.id = id
+	if w.atOnce(m) {
+		defer gets.Put(w)
+		if err := w.serve(s.ctx); err != nil {
+			return s.fail(id, err)
+		}
+		return nil
+	}
+	c, err := s.open(id, m.Deadline)
+	switch {
+	case errors.Is(err, ErrBusy):
+		s.srv.stats.busy.Add(int64(len(w.got.Blocks)))
+		err = s.reply(id, CodeGot, &w.got) // in which every key is busy
+		gets.Put(w)
+		return err
+	case err == nil:
+		w.c = c
+		w.admitted = c.admit(w.lens, s.bytes)
+		s.srv.stats.busy.Add(int64(len(w.lens) - w.admitted))
+	}
+	return s.spawn(id, c, err, w.run)
+}
+
+func (m *GetMessage) options() block.GetOptions {
+	return block.GetOptions{
+		Class: m.Class, NoPromote: m.Flags&FlagNoPromote != 0, Quiet: m.Flags&FlagQuiet != 0, Verify: m.Flags&FlagVerify != 0, Pieces: true,
+	}
+}
+
+// atOnceBytes is how much a get may ask for that the reading goroutine answers
+// itself, which is cheaper than another one, but holds up what comes behind it while
+// the client does not take the bytes.
+const atOnceBytes = 128 << 10
+
+// getWork is what one get needs, to be used again.
+type getWork struct {
+	s        *session
+	id       uint64
+	c        *call // nil when the reading goroutine answers
+	ns       block.NamespaceID
+	hashLen  int
+	opts     block.GetOptions
+	want     []block.Wanted
+	lens     []int64 // bytes of each, as far as they are known
+	looked   bool    // s.found is of this get
+	admitted int     // of the keys, from the first on; the others are busy
+	got      GotMessage
+	sent     bool // the answer
+	out      []byte
+	frames   [2]frame.Frame
+	use      func(i int, p block.Payload) error
+}
+
+var gets = sync.Pool{New: func() any {
+	w := new(getWork)
+	w.use = w.take
+	return w
+}}
+
+// prepare reads a request.
+func (w *getWork) prepare(s *session, m *GetMessage, ns *namespace) error {
+	n, hl := m.Len(), int(m.HashLen)
+	w.s, w.ns, w.hashLen, w.opts = s, m.NS, hl, m.options()
+	w.c, w.looked, w.sent, w.admitted = nil, false, false, 0
+	w.want, w.lens, w.got.Blocks = sized(w.want, n), sized(w.lens, n), sized(w.got.Blocks, n)
+	w.got.Lease, w.got.LeaseMS = 0, 0
+	if ns.blockBytes == 0 {
+		if err := s.look(&m.Keys); err != nil {
+			return err
+		}
+		w.looked = true
+	}
+	for i := range w.want {
+		w.want[i] = block.Wanted{}
+		copy(w.want[i].Hash[:], m.Hashes[i*hl:(i+1)*hl])
+		total := ns.blockBytes
+		if total == 0 {
+			total = int64(s.found.Blocks[i].Len)
+		}
+		if len(m.Ranges) > 0 {
+			w.want[i].Offset, w.want[i].Length = int64(m.Ranges[i].Offset), int64(m.Ranges[i].Length)
+			total = max(0, total-w.want[i].Offset)
+			if l := w.want[i].Length; l > 0 {
+				total = min(total, l)
+			}
+		}
+		w.lens[i] = total
+		w.got.Blocks[i] = GotBlock{Status: StatusBusy, Chunk: NoChunk}
+	}
+	return nil
+}
+
+// atOnce says whether a get is small, has nothing to wait for behind other calls,
+// and asks for nothing that a device has.
+func (w *getWork) atOnce(m *GetMessage) bool {
+	s := w.s
+	var bytes int64
+	for _, n := range w.lens {
+		bytes += n
+	}
+	if bytes > min(atOnceBytes, s.bytes) || !s.flight.none() {
+		return false
+	}
+	if !w.looked && s.look(&m.Keys) != nil {
+		return false // the get itself will say why
+	}
+	for i := range s.found.Blocks {
+		if f := &s.found.Blocks[i]; f.State != block.Absent && (f.State != block.Resident || f.Tier != block.G2) {
+			return false
+		}
+	}
+	w.admitted = len(w.want)
+	return true
+}
+
+// look looks the keys of a get up, for what it will cost.
+func (s *session) look(k *Keys) error {
+	s.found = block.MatchResult{Blocks: s.found.Blocks[:0]}
+	return s.srv.store.Match(s.ctx, k.NS, int(k.HashLen), k.Hashes, block.MatchOptions{All: true, Quiet: true}, &s.found)
+}
+
+// run is serve on a goroutine of its own.
+func (w *getWork) run(c *call) error {
+	defer gets.Put(w)
+	return w.serve(c.ctx)
+}
+
+// end readies the call for its answer.
+func (w *getWork) end() {
+	if w.c != nil {
+		w.c.end()
+	}
+}
+
+// serve sends the bytes and the answer. An error is the answer when none was sent.
+func (w *getWork) serve(ctx context.Context) error {
+	for i := range w.admitted {
+		w.got.Blocks[i].Status = StatusOK
+	}
+	if w.admitted > 0 {
+		if err := w.s.srv.store.Get(ctx, w.ns, w.hashLen, w.want[:w.admitted], w.opts, w.use); err != nil && !w.sent {
+			return err
+		}
+	}
+	if w.sent {
+		return nil
+	}
+	w.end()
+	w.out = w.got.Append(w.out[:0])
+	return w.s.send(w.s.ctx, w.id, CodeGot, w.out)
+}
+
+// take sends what the store hands out: the payload is valid until it returns. The
+// answer goes with the last bytes.
+func (w *getWork) take(i int, p block.Payload) error {
+	g := &w.got.Blocks[i]
+	frames := w.frames[:0]
+	if len(p.Bytes) > 0 {
+		g.Len = uint32(p.At) + uint32(len(p.Bytes))
+		frames = append(frames, frame.Frame{
+			Header:  frame.Header{Type: frame.Data, ID: w.id, Token: uint64(i), Offset: uint64(p.At)},
+			Payload: p.Bytes,
+		})
+	}
+	if !p.More {
+		g.Reason, g.Tier = p.Reason, p.Tier
+		if p.Reason == block.Hit {
+			g.Total, g.Sum = p.Total, p.Sum
+		} else {
+			g.Len = 0
+		}
+		if i == w.admitted-1 {
+			w.end()
+			w.sent = true
+			w.out = w.got.Append(w.out[:0])
+			frames = append(frames, frame.Frame{
+				Header:  frame.Header{Type: frame.Message, Flags: uint8(CodeGot), ID: w.id},
+				Payload: w.out,
+			})
+		}
+	}
+	if len(frames) == 0 {
+		return nil
+	}
+	ctx := w.s.ctx
+	if !w.sent && w.c != nil { // the answer is owed in any case
+		ctx = w.s.patient(w.c)
+	}
+	err := w.s.conn.Send(ctx, frames...)
+	clear(w.frames[:])
+	return err
+}
+
+// lend answers a get with FlagInPlace. What lies in memory is lent at once.
+func (s *session) lend(id uint64, m *GetMessage) error {
+	switch {
+	case s.process == nil:
+		return s.fail(id, invalid("flags: %#x: this session does not share memory", m.Flags))
+	case m.Flags&FlagRanges != 0:
+		return s.fail(id, invalid("flags: %#x: blocks are lent whole", m.Flags))
+	}
+	if err := s.leases.room(); err != nil {
+		return s.fail(id, err)
+	}
+	o := m.options()
+	hl := int(m.HashLen)
+	if !o.Verify { // which takes as long as reading
+		near := o
+		near.NoPromote = true
+		loans, lease, err := s.srv.store.Lend(s.ctx, m.NS, hl, m.Hashes, near, s.srv.o.LendFor, s.id)
+		if err != nil {
+			return s.fail(id, err)
+		}
+		if o.NoPromote || !slices.ContainsFunc(loans, func(l block.Loan) bool { return l.Reason == block.MissNoRoom }) {
+			s.leases.add(lease)
+			return s.reply(id, CodeGot, lent(loans, lease))
+		}
+		if lease.ID != 0 {
+			_ = s.srv.store.ReleaseLease(lease.ID) // it may have run out
+		}
+	}
+	hashes := slices.Clone(m.Hashes) // the next message is read over them
+	ns := m.NS
+	c, err := s.open(id, m.Deadline)
+	return s.spawn(id, c, err, func(c *call) error {
+		loans, lease, err := s.srv.store.Lend(c.ctx, ns, hl, hashes, o, s.srv.o.LendFor, s.id)
+		if err != nil {
+			return err
+		}
+		s.leases.add(lease)
+		c.end()
+		return s.send(s.ctx, id, CodeGot, lent(loans, lease).Append(nil))
+	})
+}
+
+func lent(loans []block.Loan, lease block.Lease) *GotMessage {
+	m := &GotMessage{Lease: lease.ID, LeaseMS: millis(lease.Left), Blocks: make([]GotBlock, len(loans))}
+	for i, l := range loans {
+		m.Blocks[i] = GotBlock{Reason: l.Reason, Tier: l.Tier, Chunk: NoChunk}
+		if l.Reason == block.Hit {
+			m.Blocks[i] = GotBlock{Tier: l.Tier, Len: l.Len, Total: l.Len, Chunk: uint32(l.Chunk), Offset: uint64(l.Offset), Sum: l.Sum}
+		}
+	}
+	return m
+}

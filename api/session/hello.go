@@ -1,0 +1,165 @@
+package session
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvtier/kvtier/api/access"
+	"github.com/kvtier/kvtier/index/block"
+	"github.com/kvtier/kvtier/xfer/frame"
+)
+
+// hello reads the client's hello and answers it. With an error there is no session,
+// and the client has been told why if it could be.
+func (s *Server) hello(c net.Conn) (*session, error) {
+	if err := c.SetDeadline(time.Now().Add(s.o.HelloTimeout)); err != nil {
+		return nil, fmt.Errorf("hello: %w", err)
+	}
+	p, files, err := frame.RecvHello(c)
+	defer closeFiles(files) // what is used of them is mapped then
+	if err != nil {
+		if errors.Is(err, frame.ErrFrame) {
+			s.refuse(c, invalid("hello: %v", err))
+		}
+		return nil, fmt.Errorf("hello: %w", err)
+	}
+	var m HelloMessage
+	w := WelcomeMessage{
+		Version: Version, Incarnation: s.incarnation, Calls: uint32(s.o.Calls), Bytes: uint64(s.o.Bytes), Keys: MaxKeys,
+		Grants: uint32(s.o.Grants), GrantBytes: uint64(s.o.GrantBytes), Name: s.o.Name,
+	}
+	if err := s.agree(&m, p, &w); err != nil {
+		s.refuse(c, err)
+		return nil, err
+	}
+	sess := &session{srv: s, name: strings.ToValidUTF8(m.Name, "\ufffd"), calls: int(w.Calls), bytes: int64(w.Bytes), began: time.Now()}
+	if sess.cred, err = peerCred(c); err != nil {
+		s.refuse(c, err)
+		return nil, err
+	}
+	if sess.identity, err = s.identify(m.Token, sess.cred); err != nil {
+		s.refuse(c, err)
+		return nil, err
+	}
+	if m.Features&FeatureRegions != 0 {
+		if err := sess.register(c, &m, files); err != nil {
+			err = fmt.Errorf("hello: %w", err)
+			s.refuse(c, err)
+			return nil, err
+		}
+		w.Features |= FeatureRegions
+	}
+	var fds []int
+	// Whoever has the memory can read, and spoil, all that is in it.
+	if m.Features&FeatureShared != 0 && len(s.memory) > 0 && sess.identity.Full() {
+		if sess.process, err = peerProcess(c); err != nil {
+			s.log.Warn("memory is not shared with a client", "peer", c.RemoteAddr().String(), "name", m.Name, "err", err)
+		} else {
+			w.Features |= FeatureShared
+			for _, f := range s.memory {
+				fds, w.Chunks = append(fds, f.Fd), append(w.Chunks, uint64(f.Bytes))
+			}
+		}
+	}
+	if err := s.register(sess); err != nil {
+		sess.unregister()
+		s.refuse(c, err)
+		return nil, err
+	}
+	w.Session = sess.id
+	if err := frame.SendHello(c, w.Append(nil), fds); err != nil {
+		sess.cancel()
+		sess.unregister()
+		s.retire(sess)
+		return nil, fmt.Errorf("welcome: %w", err)
+	}
+	conn := frame.NewConn(c, &s.o.Frame)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sess.attach(conn)
+	return sess, nil
+}
+
+// agree decodes a hello and settles versions and limits.
+func (s *Server) agree(m *HelloMessage, p []byte, w *WelcomeMessage) error {
+	if err := m.Decode(p); err != nil {
+		return fmt.Errorf("hello: %w", err)
+	}
+	if m.MinVersion > Version || m.MaxVersion < 1 || m.MinVersion > m.MaxVersion {
+		return fmt.Errorf("hello: %w: versions %d to %d: this server speaks 1 to %d", block.ErrUnavailable, m.MinVersion, m.MaxVersion, Version)
+	}
+	w.Version = min(m.MaxVersion, Version)
+	if m.Calls != 0 {
+		w.Calls = min(w.Calls, m.Calls)
+	}
+	if m.Bytes != 0 {
+		w.Bytes = min(w.Bytes, m.Bytes)
+	}
+	return nil
+}
+
+// identify says who a client is: by the token that it gives or, over a unix socket
+// without one, by its user.
+func (s *Server) identify(token string, cred *unix.Ucred) (*access.Identity, error) {
+	l := s.o.Access
+	var id *access.Identity
+	switch {
+	case l == nil:
+		return nil, nil
+	case token != "":
+		id = l.ByToken(token)
+	case cred != nil:
+		id = l.ByUID(cred.Uid)
+	}
+	switch {
+	case id != nil:
+		return id, nil
+	case token == "" && cred != nil && l.Users():
+		return nil, fmt.Errorf("hello: %w: token absent, and user %d is nobody that is known here", block.ErrDenied, cred.Uid)
+	}
+	return nil, fmt.Errorf("hello: %w: token absent or wrong", block.ErrDenied)
+}
+
+// register gives a session its id and a place among the others.
+func (s *Server) register(sess *session) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.mu.closing:
+		return fmt.Errorf("hello: %w: the server is closing", block.ErrClosed)
+	case len(s.mu.sessions) >= s.o.MaxSessions:
+		return fmt.Errorf("hello: %w: %d sessions are open", ErrBusy, len(s.mu.sessions))
+	}
+	for sess.id == 0 || s.mu.sessions[sess.id] != nil {
+		var b [8]byte
+		_, _ = rand.Read(b[:]) // it never fails
+		sess.id = binary.LittleEndian.Uint64(b[:])
+	}
+	sess.ctx, sess.cancel = context.WithCancel(s.ctx)
+	sess.flight.idle = make(chan struct{})
+	s.mu.sessions[sess.id] = sess
+	s.stats.accepted.Add(1)
+	return nil
+}
+
+// refuse tells a client why it gets no session, and waits a moment for it to read
+// that: closing at once, with bytes of its unread, could take the answer from it.
+func (s *Server) refuse(c net.Conn, err error) {
+	_ = c.SetDeadline(time.Now().Add(time.Second)) // of a connection that ends in any case
+	w := WelcomeMessage{Status: StatusOf(err), Text: err.Error(), Version: Version}
+	if frame.SendHello(c, w.Append(nil), nil) != nil {
+		return
+	}
+	if half, ok := c.(interface{ CloseWrite() error }); ok && half.CloseWrite() == nil {
+		_, _ = io.Copy(io.Discard, io.LimitReader(c, 1<<20))
+	}
+}

@@ -1,0 +1,129 @@
+package session
+
+import (
+	"slices"
+	"time"
+
+	"github.com/kvtier/kvtier/api/access"
+	"github.com/kvtier/kvtier/index/block"
+)
+
+// keyed checks the flags of a request that names keys, and its namespace as namespace does.
+func (s *session) keyed(k *Keys, flags, known uint16, right access.Right) (*namespace, error) {
+	if flags&^known != 0 {
+		return nil, invalid("flags: %#x, want none but %#x here", flags, known)
+	}
+	return s.namespace(k.NS, k.Tag, right)
+}
+
+// namespace finds the namespace of a request, and refuses a client that has no such
+// right there. It is for the reading goroutine.
+func (s *session) namespace(id block.NamespaceID, tag uint64, right access.Right) (*namespace, error) {
+	ns, err := s.srv.namespace(id, tag)
+	if err != nil || s.identity == nil {
+		return ns, err
+	}
+	have, ok := s.rights[ns]
+	if !ok {
+		have = s.identity.Rights(ns.name)
+		s.rights[ns] = have
+	}
+	if have&right == 0 {
+		return nil, s.identity.CheckHandle(right, id, ns.name)
+	}
+	return ns, nil
+}
+
+// match answers CodeMatch, at once: it touches no device.
+func (s *session) match(id uint64, p []byte) error {
+	m := &s.in.match
+	if err := m.Decode(p); err != nil {
+		return s.fail(id, err)
+	}
+	if _, err := s.keyed(&m.Keys, m.Flags, FlagAll|FlagQuiet, access.Read); err != nil {
+		return s.fail(id, err)
+	}
+	o := block.MatchOptions{
+		All: m.Flags&FlagAll != 0, Quiet: m.Flags&FlagQuiet != 0, Class: m.Class,
+		Lease: time.Duration(m.LeaseMS) * time.Millisecond, Session: s.id,
+	}
+	if o.Lease > 0 {
+		if err := s.leases.room(); err != nil {
+			return s.fail(id, err)
+		}
+	}
+	r := &s.found
+	*r = block.MatchResult{Blocks: r.Blocks[:0]}
+	if err := s.srv.store.Match(s.ctx, m.NS, int(m.HashLen), m.Hashes, o, r); err != nil {
+		return s.fail(id, err)
+	}
+	s.leases.add(r.Lease)
+	s.matched = MatchedMessage{
+		Prefix: uint32(r.Prefix), Lease: r.Lease.ID, LeaseMS: millis(r.Lease.Left), Leased: uint32(r.Lease.Count), Blocks: r.Blocks,
+	}
+	return s.reply(id, CodeMatched, &s.matched)
+}
+
+// millis rounds down: a lease does not seem longer than it is.
+func millis(d time.Duration) uint32 { return uint32(min(d/time.Millisecond, 1<<32-1)) }
+
+// locate answers CodeLocate, at once.
+func (s *session) locate(id uint64, p []byte) error {
+	var m LocateMessage
+	if err := m.Decode(p); err != nil {
+		return s.fail(id, err)
+	}
+	if _, err := s.keyed(&m.Keys, 0, 0, access.Read); err != nil {
+		return s.fail(id, err)
+	}
+	places, err := s.srv.store.Locate(s.ctx, m.NS, int(m.HashLen), m.Hashes)
+	if err != nil {
+		return s.fail(id, err)
+	}
+	return s.reply(id, CodeLocated, &LocatedMessage{Places: places})
+}
+
+// The progress of a prefetch is told when so many keys are done, or after so long.
+const (
+	progressKeys  = 256
+	progressAfter = 100 * time.Millisecond
+)
+
+// prefetch answers CodePrefetch.
+func (s *session) prefetch(id uint64, p []byte) error {
+	var m PrefetchMessage
+	if err := m.Decode(p); err != nil {
+		return s.fail(id, err)
+	}
+	if _, err := s.keyed(&m.Keys, 0, 0, access.Read); err != nil {
+		return s.fail(id, err)
+	}
+	m.Hashes = slices.Clone(m.Hashes) // the next message is read over them
+	c, err := s.open(id, m.Deadline)
+	return s.spawn(id, c, err, func(c *call) error {
+		var done PrefetchedMessage
+		told := time.Now()
+		over := false
+		err := s.srv.store.Prefetch(c.ctx, m.NS, int(m.HashLen), m.Hashes, "", func(p block.Progress) error {
+			done.Results = append(done.Results, PrefetchResult{Reason: p.Reason, Tier: p.Tier})
+			last := p.Index == m.Len()-1
+			if now := time.Now(); last || len(done.Results) >= progressKeys || now.Sub(told) >= progressAfter {
+				told = now
+			} else {
+				return nil
+			}
+			if last {
+				c.end()
+			}
+			err := s.send(s.patient(c), id, CodePrefetched, done.Append(nil))
+			done.First += uint32(len(done.Results))
+			done.Results = done.Results[:0]
+			over = last && err == nil
+			return err
+		})
+		if over {
+			return nil // the last message was the answer
+		}
+		return err
+	})
+}

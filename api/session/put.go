@@ -1,0 +1,184 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/kvtier/kvtier/api/access"
+	"github.com/kvtier/kvtier/index/block"
+)
+
+// maxTexts is how many failures of one put are explained.
+const maxTexts = 64
+
+// grant answers CodeGrant.
+func (s *session) grant(id uint64, p []byte) error {
+	var m GrantMessage
+	if err := m.Decode(p); err != nil {
+		return s.fail(id, err)
+	}
+	switch _, err := s.namespace(m.NS, m.Tag, access.Write); {
+	case err != nil:
+		return s.fail(id, err)
+	case m.Size == 0 || m.Size > block.MaxBlockBytes:
+		return s.fail(id, invalid("size: %d bytes, want 1 to %d", m.Size, block.MaxBlockBytes))
+	case m.Count == 0:
+		return s.fail(id, invalid("count: 0, want at least 1"))
+	}
+	c, err := s.open(id, m.Deadline)
+	return s.spawn(id, c, err, func(c *call) error {
+		told, err := s.grantPlaces(c.ctx, m.NS, int64(m.Size), int(min(m.Count, MaxKeys)), nil)
+		if err != nil {
+			return err
+		}
+		c.end()
+		g := GrantedMessage{TTLMS: millis(s.srv.o.GrantTTL), Places: told}
+		return s.send(s.ctx, id, CodeGranted, g.Append(nil))
+	})
+}
+
+// grantPlaces asks the store for places, as many as the session may have, and
+// appends them to told.
+func (s *session) grantPlaces(ctx context.Context, ns block.NamespaceID, size int64, count int, told []GrantedPlace) ([]GrantedPlace, error) {
+	n := s.places.reserve(size, count)
+	if n == 0 {
+		return told, ErrBusy
+	}
+	grants, err := s.srv.store.Grant(ctx, ns, size, n)
+	return s.places.add(ns, size, n, grants, told), err
+}
+
+// put answers CodePut: at once, unless it is to be durable.
+func (s *session) put(id uint64, p []byte) error {
+	m := &s.in.put
+	if err := m.Decode(p); err != nil {
+		return s.fail(id, err)
+	}
+	if _, err := s.keyed(&m.Keys, m.Flags, FlagRegrant|FlagParents, access.Write); err != nil {
+		return s.fail(id, err)
+	}
+	if m.TTLMS > maxTTLMS {
+		return s.fail(id, invalid("ttl_ms: %d, want 0 to %d", m.TTLMS, maxTTLMS))
+	}
+	switch m.Durable {
+	case block.NoTier, block.G2:
+		w := &s.puts
+		w.prepare(s, m)
+		w.commit(s, s.ctx)
+		return s.reply(id, CodePutDone, &w.done)
+	case block.G3:
+	default:
+		return s.fail(id, invalid("durable: %v, want g2 or g3", m.Durable))
+	}
+	c, err := s.open(id, m.Deadline)
+	if errors.Is(err, ErrBusy) {
+		return s.reply(id, CodePutDone, s.busyPut(m.Len()))
+	}
+	if err != nil {
+		return s.spawn(id, c, err, nil)
+	}
+	w := new(putWork)
+	w.prepare(s, m) // here, so that data behind the message finds its places closed
+	return s.spawn(id, c, nil, func(c *call) error {
+		w.commit(s, c.ctx)
+		c.end()
+		return s.send(s.ctx, id, CodePutDone, w.done.Append(nil))
+	})
+}
+
+// busyPut answers a put that is not begun: its grants stay as they are.
+func (s *session) busyPut(n int) *PutDoneMessage {
+	s.srv.stats.busy.Add(int64(n))
+	m := &PutDoneMessage{Results: make([]PutResult, n)}
+	for i := range m.Results {
+		m.Results[i].Status = StatusBusy
+	}
+	return m
+}
+
+// putWork is what one put needs, to be used again.
+type putWork struct {
+	ns      block.NamespaceID
+	regrant bool
+	puts    []block.GrantPut
+	at      []int    // of each put, its place in the message
+	bad     []uint64 // grants to give back
+	sizes   []int64  // of the places that are used up
+	done    PutDoneMessage
+	texts   int
+}
+
+// prepare closes the places of a put and checks what is in them.
+func (w *putWork) prepare(s *session, m *PutMessage) {
+	n, hl := m.Len(), int(m.HashLen)
+	*w = putWork{
+		ns: m.NS, regrant: m.Flags&FlagRegrant != 0, puts: w.puts[:0], at: w.at[:0], bad: w.bad[:0], sizes: w.sizes[:0],
+		done: PutDoneMessage{Results: sized(w.done.Results, n), Grants: GrantedMessage{Places: w.done.Grants.Places[:0]}},
+	}
+	durable := block.G2
+	if m.Durable == block.G3 {
+		durable = block.G3
+	}
+	for i := range m.Items {
+		it := &m.Items[i]
+		w.done.Results[i] = PutResult{}
+		size, err := s.places.take(m.NS, it)
+		if size != 0 {
+			w.sizes = append(w.sizes, size)
+		}
+		if err != nil {
+			w.fail(i, err)
+			if size != 0 {
+				w.bad = append(w.bad, it.Grant)
+			}
+			continue
+		}
+		g := block.GrantPut{Grant: it.Grant, Key: block.Key{NS: m.NS}, Hlen: hl, Len: int64(it.Len), Sum: it.Sum}
+		copy(g.Key.Hash[:], m.Hashes[i*hl:(i+1)*hl])
+		g.Durable, g.TTL, g.Session = durable, time.Duration(m.TTLMS)*time.Millisecond, s.id
+		if it.HasParent {
+			g.HasParent = true
+			copy(g.Parent[:], m.Parents[i*hl:(i+1)*hl])
+		}
+		w.puts, w.at = append(w.puts, g), append(w.at, i)
+	}
+	if len(w.bad) > 0 {
+		s.srv.store.AbortGrants(w.bad)
+	}
+}
+
+func (w *putWork) fail(i int, err error) {
+	r := &w.done.Results[i]
+	r.Status = StatusOf(err)
+	if w.texts++; w.texts <= maxTexts {
+		r.Text = err.Error()
+	}
+}
+
+// commit makes blocks of what is there, and takes new places for those used up. It
+// does not wait for room: whoever gets none asks for it, and then waits.
+func (w *putWork) commit(s *session, ctx context.Context) {
+	if len(w.puts) > 0 {
+		for j, r := range s.srv.store.PutGranted(ctx, w.puts) {
+			if r.Err != nil {
+				w.fail(w.at[j], r.Err)
+				continue
+			}
+			w.done.Results[w.at[j]].Put = r.Status
+		}
+	}
+	if !w.regrant {
+		return
+	}
+	g := &w.done.Grants
+	for rest := w.sizes; len(rest) > 0; {
+		n := 1
+		for n < len(rest) && rest[n] == rest[0] {
+			n++
+		}
+		g.Places, _ = s.grantPlaces(s.srv.noWait, w.ns, rest[0], n, g.Places) // without places the client asks for some
+		rest = rest[n:]
+	}
+	g.TTLMS = millis(s.srv.o.GrantTTL)
+}

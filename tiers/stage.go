@@ -1,0 +1,140 @@
+package tiers
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/kvtier/kvtier/index"
+	"github.com/kvtier/kvtier/index/block"
+)
+
+// pieceBytes is the most that a get with GetOptions.Pieces hands out at once from
+// G3: what a device that reads one block alone is read in.
+const pieceBytes = smallPiece
+
+// nextPiece is how much is handed out next, at an offset with so many bytes left. It
+// is cut where reads are.
+func nextPiece(at, left int64) int64 { return min(pieceBytes-at%pieceBytes, left) }
+
+// staged is a block on its way from G3 into a staging buffer. Who reads it and who
+// asked for it part from it; the buffer goes back with the second of them.
+type staged struct {
+	buf    []byte
+	came   atomic.Int64  // bytes of the slot that are there
+	more   chan struct{} // buffer of 1: came has grown
+	done   chan struct{}
+	err    error // valid when done is closed
+	parted atomic.Bool
+}
+
+// stageFrom has a block read from G3 while ctx lasts. The caller parts from it.
+func (s *Store) stageFrom(ctx context.Context, g *grip) (*staged, error) {
+	buf, err := s.staging.get(ctx)
+	if err != nil {
+		return nil, err
+	}
+	v := &staged{buf: buf, more: make(chan struct{}, 1), done: make(chan struct{})}
+	size, header := SlotBytes(int64(g.e.Len))
+	h, e := g.h, g.e
+	s.known(h, s.table.Update(h, func(e *index.Entry) { e.Refs++ })) // the caller may leave
+	s.wg.Go(func() {
+		v.err = s.readG3(ctx, h, &e, buf[:header], buf[header:size], v.tell)
+		s.release(h)
+		close(v.done)
+		s.part(v)
+	})
+	return v, nil
+}
+
+// part ends one of the two uses of a staging buffer.
+func (s *Store) part(v *staged) {
+	if v.parted.Swap(true) {
+		s.staging.put(v.buf)
+	}
+}
+
+func (v *staged) tell(n int64) {
+	v.came.Store(n)
+	select {
+	case v.more <- struct{}{}:
+	default:
+	}
+}
+
+// over reports whether the read has ended.
+func (v *staged) over() bool {
+	select {
+	case <-v.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// stage reads a block from G3 into a staging buffer, from which the caller parts. It
+// answers when ctx ends or the device goes down, also while the device does not let
+// go of the buffer yet.
+func (s *Store) stage(ctx context.Context, g *grip) (*staged, error) {
+	ctx, leave := s.g3.devs[g.e.Place[ixG3].Device()].health.while(ctx)
+	defer leave()
+	v, err := s.stageFrom(ctx, g)
+	if err != nil {
+		return nil, err
+	}
+	select {
+	case <-v.done:
+	case <-ctx.Done():
+	}
+	switch {
+	case !v.over():
+		err = fmt.Errorf("read from g3: %w", context.Cause(ctx))
+	case v.err != nil:
+		err = v.err
+	default:
+		return v, nil
+	}
+	s.part(v)
+	return nil, err
+}
+
+// serveStaged hands n bytes at off of a block of G3 to use, in pieces as they come,
+// the last of them when the whole block is there and right. It answers as stage
+// does. A miss says why there is no last piece; err is what use failed with.
+func (s *Store) serveStaged(ctx context.Context, g *grip, p block.Payload, off, n int64, use func(block.Payload) error) (why block.MissReason, err error) {
+	ctx, leave := s.g3.devs[g.e.Place[ixG3].Device()].health.while(ctx)
+	defer leave()
+	v, err := s.stageFrom(ctx, g)
+	if err != nil {
+		return missOf(err), nil
+	}
+	defer s.part(v)
+	_, header := SlotBytes(int64(g.e.Len))
+	for {
+		over := v.over()
+		if over && v.err != nil {
+			return missOf(v.err), nil
+		}
+		k := nextPiece(off+p.At, n-p.At)
+		p.More = p.At+k < n
+		if over || p.More && header+off+p.At+k <= v.came.Load() {
+			p.Bytes = v.buf[header+off+p.At:][:k]
+			if !p.More {
+				s.countHit(p.Tier, n)
+			}
+			if err := use(p); err != nil || !p.More {
+				return block.Hit, err
+			}
+			p.At += k
+			continue
+		}
+		select {
+		case <-v.more:
+		case <-v.done:
+		case <-ctx.Done():
+			if !v.over() {
+				return missOf(context.Cause(ctx)), nil
+			}
+		}
+	}
+}
