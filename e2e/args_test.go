@@ -40,6 +40,7 @@ func TestBadArguments(t *testing.T) {
 	unknown := write("unknown.yaml", "dram: 64MiB\ndramm: 1\nlow: 0.5\nlisten_on: x\n")
 	broken := write("broken.jsonl", `{"timestamp":0,"input_length":1,"output_length":1,"hash_ids":[1]}`+"\n{nonsense\n")
 	const hash = "0123456789abcdef"
+	long := strings.Repeat("long", 30)
 	serveArgs := func(args ...string) []string {
 		return append([]string{"serve", "--data", filepath.Join(dir, "new"), "--listen", "127.0.0.1:0", "--dram", "64MiB"}, args...)
 	}
@@ -63,6 +64,11 @@ func TestBadArguments(t *testing.T) {
 		{"none and a slab", serveArgs("--nvme", "none", "--nvme", "x=1GiB"), 2, []string{"none"}},
 		{"address", serveArgs("--listen", "nowhere"), 2, []string{"--listen", "nowhere"}},
 		{"open to others", serveArgs("--listen", "0.0.0.0:0"), 2, []string{"0.0.0.0:0", "--insecure"}},
+		{"sessions open to others", serveArgs("--xfer", "0.0.0.0:0"), 2, []string{"--xfer", "0.0.0.0:0", "--insecure"}},
+		{"sessions on a socket's address", serveArgs("--xfer", "unix:"+file), 2, []string{"--xfer", file}},
+		{"sessions' address taken", serveArgs("--xfer", taken.Addr().String()), 1, []string{"--xfer", taken.Addr().String(), "in use"}},
+		{"long socket", serveArgs("--socket", filepath.Join(dir, long)), 2, []string{"--socket", long, "107"}},
+		{"socket is a file", serveArgs("--nvme", "none", "--socket", file), 1, []string{"--socket", file, "not a socket"}},
 		{"address taken", serveArgs("--listen", taken.Addr().String()), 1, []string{taken.Addr().String(), "in use"}},
 		{"data is a file", []string{"serve", "--listen", "127.0.0.1:0", "--dram", "64MiB", "--nvme", "none", "--data", file}, 1, []string{file}},
 		{"config with unknown keys", serveArgs("--config", unknown), 2, []string{unknown, "dramm", "listen_on"}},

@@ -1,11 +1,16 @@
 package e2e
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
+	"os"
+	"os/exec"
 	"path/filepath"
-	"slices"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -13,227 +18,354 @@ import (
 	"github.com/kvtier/kvtier/index/block"
 )
 
-const largestJournaled = 96 << 10
+// readyWithin is the longest that a daemon may take to be ready after a crash.
+const readyWithin = 5 * time.Second
 
-// journaledBytes is the length of block i in the crash tests: of several slot
-// classes, on both sides of where headers change.
-func journaledBytes(i int) int {
-	return []int{1, 511, 4096, 16 << 10, 64<<10 - 1, 64 << 10, largestJournaled}[i%7]
+// crashTest kills one daemon after another on the same data directory, amid
+// what its clients do, and judges each by what its clients were told.
+type crashTest struct {
+	t      *testing.T
+	r      *rand.Rand
+	h      *history
+	admin  *adminHistory
+	data   string
+	args   []string
+	deaths *deaths
+
+	ways    map[string]int // rounds in which blocks moved that way
+	slowest time.Duration  // to be ready
+	evicted int64          // blocks that left G3 for want of room
+	checks  int            // runs of verify
 }
 
-// journal is what a client knows of its blocks from the answers it got.
-type journal struct {
-	mu struct {
-		sync.Mutex
-		next    int          // block that nobody has put yet
-		durable []int        // answered as durable and not deleted
-		unsure  map[int]bool // put or deleted, and not answered
-		absent  map[int]bool // answered as deleted, or as refused for want of room
-		deletes int          // answered
+// TestCrashes is the promise that what was answered survives: daemons that die
+// at random moments and at every point at which the order of writing matters,
+// on media that hold everything and on media that do not.
+func TestCrashes(t *testing.T) {
+	rounds := 50
+	switch {
+	case soak:
+		rounds = 500
+	case raceEnabled:
+		rounds = 12
+	case testing.Short():
+		rounds = 6
 	}
-}
-
-func newJournal() *journal {
-	j := &journal{}
-	j.mu.unsure, j.mu.absent = map[int]bool{}, map[int]bool{}
-	return j
-}
-
-// take hands out n new blocks. Until they are answered they may be there or not.
-func (j *journal) take(n int) []int {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	blocks := numbers(j.mu.next, n)
-	j.mu.next += n
-	for _, i := range blocks {
-		j.mu.unsure[i] = true
-	}
-	return blocks
-}
-
-// stored notes a block that was answered as durable.
-func (j *journal) stored(i int) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	delete(j.mu.unsure, i)
-	j.mu.durable = append(j.mu.durable, i)
-}
-
-// takeDurable hands out a durable block that is to be deleted.
-func (j *journal) takeDurable(r *rand.Rand) (i int, ok bool) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if len(j.mu.durable) < 100 {
-		return 0, false
-	}
-	at := r.IntN(len(j.mu.durable))
-	i = j.mu.durable[at]
-	j.mu.durable = slices.Delete(j.mu.durable, at, at+1)
-	j.mu.unsure[i] = true
-	return i, true
-}
-
-// gone notes a block that was answered as not there.
-func (j *journal) gone(i int, deleted bool) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	delete(j.mu.unsure, i)
-	j.mu.absent[i] = true
-	if deleted {
-		j.mu.deletes++
-	}
-}
-
-func (j *journal) counts() (durable, deletes int) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return len(j.mu.durable), j.mu.deletes
-}
-
-// putAll puts new blocks until the daemon is gone.
-func (j *journal) putAll(t *testing.T, c *api.Client, ns block.Namespace, r *rand.Rand) {
-	for {
-		blocks := j.take(1 + r.IntN(8))
-		var items []api.PutItem
-		for _, i := range blocks {
-			items = append(items, api.PutItem{Hash: hashOf(i), Data: payload(i, journaledBytes(i))})
+	var how deaths
+	t.Run("group", func(t *testing.T) {
+		for _, tt := range []struct {
+			name       string
+			dram, slab string
+			evicts     bool
+		}{
+			{"room for all", "64MiB", "512MiB", false},
+			{"little room", "32MiB", "36MiB", true},
+		} {
+			t.Run(tt.name, func(t *testing.T) {
+				t.Parallel()
+				seed := uint64(time.Now().UnixNano())
+				t.Logf("seed %d", seed)
+				dir := t.TempDir()
+				x := &crashTest{
+					t: t, r: rand.New(rand.NewPCG(seed, 0)), h: newHistory(1500, tt.evicts), admin: &adminHistory{evicts: tt.evicts}, data: filepath.Join(dir, "data"), deaths: &how,
+					ways: map[string]int{},
+				}
+				x.args = onLoopback("--data", x.data, "--dram", tt.dram, "--nvme", filepath.Join(dir, "slab")+"="+tt.slab, "--shared-memory", "on")
+				x.run(rounds)
+			})
 		}
-		res, err := c.Put(timeout(t), ns, items, api.PutOptions{Durable: block.G3})
-		for k, one := range res {
-			switch {
-			case one.Err == nil:
-				j.stored(blocks[k])
-			case errors.Is(one.Err, block.ErrNoSpace):
-				j.gone(blocks[k], false) // an engine goes on without it
-			case err == nil:
-				t.Errorf("put block %d: %v", blocks[k], one.Err)
-			}
-		}
-		if err != nil {
-			if !errors.Is(err, block.ErrDisconnected) {
-				t.Errorf("put: %v", err)
-			}
-			return
+	})
+	t.Attr("ends", how.String())
+	if testing.Short() || raceEnabled && !soak {
+		return // too few rounds for each of them
+	}
+	for _, p := range crashPoints {
+		if how.count(p.name) == 0 {
+			t.Errorf("no daemon died at %s", p.name)
 		}
 	}
 }
 
-// deleteSome deletes durable blocks until the daemon is gone.
-func (j *journal) deleteSome(t *testing.T, c *api.Client, ns block.Namespace, r *rand.Rand) {
-	for {
-		i, ok := j.takeDurable(r)
-		if !ok {
-			if _, err := c.Ping(timeout(t)); err != nil {
-				return
-			}
-			time.Sleep(time.Millisecond) // so that the puts get ahead
-			continue
-		}
-		n, err := c.Delete(timeout(t), ns, []block.Hash{hashOf(i)})
-		switch {
-		case err == nil && n != 1:
-			t.Errorf("delete of durable block %d: deleted %d", i, n)
-		case err == nil:
-			j.gone(i, true)
-		case !errors.Is(err, block.ErrDisconnected):
-			t.Errorf("delete: %v", err)
-			return
-		default:
-			return
-		}
-	}
-}
-
-// judge compares a daemon with the journal: what was answered as durable is
-// there with the right bytes, what was answered as deleted is not, and of the
-// rest there are the right bytes or none. What is there after all is durable
-// from now on.
-func (j *journal) judge(t *testing.T, c *api.Client, ns block.Namespace) {
-	t.Helper()
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	for i, reason := range get(timeout(t), t, c, ns, j.mu.durable, journaledBytes) {
-		t.Errorf("block %d (%d bytes) was answered as durable and is a miss: %v", i, journaledBytes(i), reason)
-	}
-	var absent, unsure []int
-	for i := range j.mu.absent {
-		absent = append(absent, i)
-	}
-	for i := range j.mu.unsure {
-		unsure = append(unsure, i)
-	}
-	missed := get(timeout(t), t, c, ns, absent, journaledBytes)
-	for _, i := range absent {
-		if reason, ok := missed[i]; !ok || reason != block.MissAbsent {
-			t.Errorf("block %d was answered as deleted or refused and is there (%v)", i, reason)
-		}
-	}
-	missed = get(timeout(t), t, c, ns, unsure, journaledBytes)
-	for _, i := range unsure {
-		delete(j.mu.unsure, i)
-		if _, ok := missed[i]; ok {
-			j.mu.absent[i] = true
-		} else {
-			j.mu.durable = append(j.mu.durable, i)
-		}
-	}
-}
-
-// TestKillDurable kills a daemon again and again amid durable puts and deletes.
-// The slab is large enough that nothing is evicted, so the client's journal says
-// exactly what must be there.
-func TestKillDurable(t *testing.T) {
-	rounds := 4
-	if soak {
-		rounds = 100
-	}
-	dir := t.TempDir()
-	data := filepath.Join(dir, "data")
-	slab := "1GiB"
-	if soak {
-		slab = "16GiB"
-	}
-	args := []string{"--data", data, "--dram", "256MiB", "--nvme", filepath.Join(dir, "slab") + "=" + slab}
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
-	j := newJournal()
+func (x *crashTest) run(rounds int) {
 	for round := range rounds {
-		d := serve(t, args...)
-		c := dial(t, d)
-		ns := open(t, c, "journal", largestJournaled)
-		j.judge(t, c, ns)
-		before, beforeDeletes := j.counts()
-
-		var clients sync.WaitGroup
-		for range 4 {
-			own := rand.New(rand.NewPCG(random.Uint64(), 0))
-			clients.Go(func() { j.putAll(t, c, ns, own) })
+		if round%10 == 9 {
+			verify(x.t, x.data)
+			x.checks++
 		}
-		own := rand.New(rand.NewPCG(random.Uint64(), 0))
-		clients.Go(func() { j.deleteSome(t, c, ns, own) })
-		answers := 100 + random.IntN(300)
-		until(t, "durable puts", func() bool {
-			durable, deletes := j.counts()
-			return durable >= before+answers && deletes > beforeDeletes
-		})
-		d.kill()
-		clients.Wait()
-		if t.Failed() {
-			t.Fatalf("round %d:\n%s", round, d.stderr)
+		x.round(round)
+		if x.t.Failed() {
+			x.t.Fatalf("round %d", round)
 		}
 	}
-	if n := verify(t, data); n == 0 {
-		t.Error("nothing is committed")
+	// The last one ends in order, and its files are what its clients know.
+	d := x.serve(exec.Command(kvtier, x.args...))
+	w, err := x.client(d, new(atomic.Bool), nil)
+	if err == nil {
+		err = x.judge(w)
 	}
-	d := serve(t, args...)
-	c := dial(t, d)
-	ns := open(t, c, "journal", largestJournaled)
-	j.judge(t, c, ns)
-	durable, deletes := j.counts()
-	t.Logf("%d blocks durable, %d deletes", durable, deletes)
+	if err != nil {
+		x.t.Fatal(err)
+	}
+	for s := range x.admin.spaces {
+		if sp := &x.admin.spaces[s]; sp.opened { // leaves what the clients count alone
+			if _, err := w.c.Clear(timeout(x.t), sp.ns); err != nil {
+				x.t.Fatal(err)
+			}
+		}
+	}
 	d.stop(0)
-	if n := verify(t, data); n != int64(durable) {
-		t.Errorf("%d blocks are committed, the journal has %d", n, durable)
+	c, there := x.h.totals()
+	if n := verify(x.t, x.data); n != int64(there) && !x.h.evicts {
+		x.t.Errorf("%d blocks are committed, the clients know %d", n, there)
 	}
+	if a := x.admin; a.opened == 0 || a.cleared == 0 || a.pinned == 0 || a.unpinned == 0 {
+		x.t.Errorf("the rounds did not do what they are for: %+v", a)
+	}
+	if c.durable == 0 || c.stored == 0 || c.deleted == 0 || c.abandoned == 0 || c.read == 0 || c.leased == 0 || (x.evicted > 0) != x.h.evicts {
+		x.t.Errorf("the rounds did not do what they are for: %+v, %d evicted", c, x.evicted)
+	}
+	for _, way := range []string{api.WayShared, api.WayUnix, api.WayTCP, api.WayGRPC} {
+		if x.ways[way] == 0 {
+			x.t.Errorf("no blocks moved by %s: %v", way, x.ways)
+		}
+	}
+	x.t.Attr("ways", fmt.Sprint(x.ways))
+	x.t.Attr("did", fmt.Sprintf("%d rounds, puts acknowledged: %d durable and %d in DRAM; %d refused, %d abandoned, %d deletes acknowledged, "+
+		"%d blocks read, %d misses, %d leased, %d prefetched, %d evicted, %d namespaces opened, %d cleared, %d blocks pinned, %d unpinned, "+
+		"%d times verify, ready after %v at most",
+		rounds, c.durable, c.stored, c.refused, c.abandoned, c.deleted, c.read, c.missed, c.leased, c.prefetched, x.evicted, x.admin.opened, x.admin.cleared, x.admin.pinned, x.admin.unpinned, x.checks,
+		x.slowest.Round(time.Millisecond)))
+}
+
+// round is the life of one daemon.
+func (x *crashTest) round(round int) {
+	cmd := exec.Command(kvtier, x.args...)
+	var armed point
+	if len(crashPoints) > 0 && round%4 != 0 {
+		armed = crashPoints[(round-round/4)%len(crashPoints)]
+		cmd = exec.Command(checked, x.args...)
+		cmd.Env = []string{fmt.Sprintf("KVTIER_CRASH=%s:%d", armed.name, 1+x.r.IntN(armed.often))}
+	}
+	d := x.serve(cmd)
+	if d == nil {
+		x.died(armed.name)
+		return
+	}
+	var ending atomic.Bool
+	all, err := x.clients(d, &ending, round)
+	if err == nil {
+		err = x.judge(all[0])
+	}
+	switch {
+	case err == nil:
+	case armed.name != "" && errors.Is(err, errEnded) && d.wait() == -1:
+		x.died(armed.name)
+		return
+	default:
+		x.t.Fatalf("round %d, armed %q: judged at the start: %v\n%s", round, armed.name, err, d.stderr)
+	}
+
+	ctx, cancel := context.WithCancel(x.t.Context())
+	defer cancel()
+	var clients sync.WaitGroup
+	for i := range 4 {
+		one := *all[i%len(all)]
+		one.r = rand.New(rand.NewPCG(x.r.Uint64(), 0))
+		clients.Go(func() { one.run(ctx) })
+	}
+	spaces := x.adminOf(all[0])
+	clients.Go(func() {
+		if err := spaces.run(ctx); err != nil {
+			x.t.Error(err)
+		}
+	})
+	stats := x.watch(all)
+	life := time.Duration(30+x.r.IntN(250)) * time.Millisecond
+	if armed.name != "" {
+		life *= 2 // time to get there
+	}
+	if raceEnabled {
+		life *= 4 // all is slower
+	}
+	how := "at random"
+	select {
+	case <-d.exited:
+		how = armed.name
+	case <-time.After(life):
+		if armed.name == drainPoint || x.r.IntN(10) == 0 {
+			how = x.stop(d, &ending, armed.name)
+		}
+	}
+	d.kill()
+	cancel()
+	clients.Wait()
+	x.evicted += stats()
+	if how == "" {
+		x.t.Errorf("the daemon ended by itself: %v:\n%s", d.cmd.ProcessState, d.stderr)
+	}
+	x.died(how)
+}
+
+// stop tells the daemon to stop, waits for a while, and says how it ended.
+func (x *crashTest) stop(d *daemon, ending *atomic.Bool, armed string) string {
+	ending.Store(true)
+	switch err := d.cmd.Process.Signal(syscall.SIGTERM); {
+	case errors.Is(err, os.ErrProcessDone):
+		<-d.exited
+		return armed // it came to where it is killed just now; "" says that it ended by itself
+	case err != nil:
+		x.t.Error(err)
+	}
+	select {
+	case <-d.exited:
+	case <-time.After(time.Duration(x.r.IntN(300)) * time.Millisecond):
+		if armed != "" {
+			select {
+			case <-d.exited:
+			case <-time.After(time.Second):
+			}
+		}
+	}
+	select {
+	case <-d.exited:
+	default:
+		return "amid a stop"
+	}
+	switch {
+	case d.cmd.ProcessState.ExitCode() == -1:
+		return armed
+	case d.cmd.ProcessState.ExitCode() == 0, x.h.evicts && d.cmd.ProcessState.ExitCode() == 3:
+		return "in order"
+	}
+	x.t.Errorf("a stop ended with %v:\n%s", d.cmd.ProcessState, d.stderr)
+	return "in order"
+}
+
+// died notes how a daemon ended.
+func (x *crashTest) died(how string) {
+	x.deaths.add(how)
+	if how != "in order" || x.h.evicts {
+		x.h.crashed()
+	}
+}
+
+// serve starts a daemon, which must be ready soon. It is nil when an armed one
+// has died before that.
+func (x *crashTest) serve(cmd *exec.Cmd) *daemon {
+	begun := time.Now()
+	p := startCommand(x.t, cmd)
+	d, ok := p.ready()
+	if !ok {
+		if s, _ := p.cmd.ProcessState.Sys().(syscall.WaitStatus); len(cmd.Env) > 0 && s.Signaled() && s.Signal() == syscall.SIGKILL {
+			return nil
+		}
+		x.t.Fatalf("%s: %v before it was ready:\n%s", p, p.cmd.ProcessState, p.stderr)
+	}
+	took := time.Since(begun)
+	if x.slowest = max(x.slowest, took); took > readyWithin {
+		x.t.Errorf("ready after %v, want %v at most", took, readyWithin)
+	}
+	return d
+}
+
+// adminOf is the client of the namespaces, over the connection of another.
+func (x *crashTest) adminOf(w *traffic) *admin {
+	return &admin{c: w.c, h: x.admin, r: rand.New(rand.NewPCG(x.r.Uint64(), 0)), ending: w.ending}
+}
+
+// clients connects to a daemon in all ways: by shared memory or, in every third
+// round, by TCP, over the socket, and by gRPC.
+func (x *crashTest) clients(d *daemon, ending *atomic.Bool, round int) ([]*traffic, error) {
+	if round%3 == 2 {
+		if err := os.Remove(filepath.Join(x.data, "session.sock")); err != nil {
+			x.t.Error(err)
+		}
+	}
+	var all []*traffic
+	for _, o := range []*api.ClientOptions{nil, {NoShared: true}, {Inline: true}} {
+		w, err := x.client(d, ending, o)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, w)
+	}
+	return all, nil
+}
+
+// client connects to a daemon.
+func (x *crashTest) client(d *daemon, ending *atomic.Bool, o *api.ClientOptions) (*traffic, error) {
+	ctx := timeout(x.t)
+	w := &traffic{t: x.t, h: x.h, r: x.r, ending: ending, exited: d.exited, inline: o != nil && o.Inline}
+	var err error
+	if w.c, err = api.Dial(ctx, d.addr, o); err != nil {
+		return nil, w.failed("dial", err)
+	}
+	x.t.Cleanup(func() { _ = w.c.Close() }) // its daemon is gone
+	w.ns, err = w.c.OpenNamespace(ctx, block.Descriptor{Name: "crash", MaxBlockBytes: largestBlock}, 0)
+	w.ns.HashLen = hashBytes
+	return w, w.failed("open namespace", err)
+}
+
+// judge reads everything that there may be. What is listed is readable, what was
+// answered is there, and what was deleted is not.
+func (x *crashTest) judge(w *traffic) error {
+	ctx := timeout(x.t)
+	total := 0
+	for blocks := range x.h.all(100) {
+		there, err := w.listed(ctx, blocks, true)
+		if err != nil {
+			return err
+		}
+		for k, i := range blocks {
+			if x.h.settle(i, there[k]); there[k] {
+				total++
+			}
+		}
+	}
+	listed := 0
+	for cursor, more := "", true; more; more = cursor != "" {
+		entries, next, err := w.c.List(ctx, w.ns, cursor, 1000)
+		if err != nil {
+			return w.failed("list", err)
+		}
+		cursor = next
+		listed += len(entries)
+	}
+	if listed != total && !x.h.evicts {
+		return fmt.Errorf("%d blocks are listed, %d were read", listed, total)
+	}
+	if err := x.adminOf(w).judge(ctx); err != nil {
+		return w.failed("judge the namespaces", err)
+	}
+	return nil
+}
+
+// watch asks a daemon for its counters until it is gone, and notes which ways its
+// clients' blocks go. The function that it returns waits for that and says how many
+// blocks left G3 for want of room.
+func (x *crashTest) watch(all []*traffic) (evicted func() int64) {
+	var n int64
+	var asked sync.WaitGroup
+	asked.Go(func() {
+		ways := map[string]bool{}
+		defer func() {
+			for way := range ways {
+				x.ways[way]++
+			}
+		}()
+		for {
+			s, err := all[0].c.Stats(x.t.Context())
+			if err != nil {
+				return // it is gone
+			}
+			for _, w := range all {
+				if way := w.c.SessionInfo().Way; way != api.WayGRPC || w.inline {
+					ways[way] = true
+				}
+			}
+			n = s.Removed[block.Evicted.String()]
+			time.Sleep(10 * time.Millisecond)
+		}
+	})
+	return func() int64 { asked.Wait(); return n }
 }

@@ -10,20 +10,28 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/kvtier/kvtier/internal/invariants"
 )
 
-// kvtier is the path of the program under test, which TestMain builds.
-var kvtier string
+// The paths of the program under test, which TestMain builds: kvtier as it is
+// released, and checked with the tag invariants, which poisons what is freed and
+// dies at the points that KVTIER_CRASH names.
+var kvtier, checked string
 
 // soak says that there is time: the whole trace and many crashes.
 var soak = os.Getenv("KVTIER_SOAK") != ""
 
 func TestMain(m *testing.M) {
+	if args := os.Getenv(clientEnv); args != "" {
+		os.Exit(clientMain(args))
+	}
 	os.Exit(buildAndRun(m))
 }
 
@@ -34,16 +42,27 @@ func buildAndRun(m *testing.M) int {
 		return 1
 	}
 	defer os.RemoveAll(dir)
-	kvtier = filepath.Join(dir, "kvtier")
-	args := []string{"build", "-o", kvtier}
-	if raceEnabled {
-		args = append(args, "-race")
-	}
-	if out, err := exec.Command("go", append(args, "../cmd/kvtier")...).CombinedOutput(); err != nil {
-		fmt.Fprintf(os.Stderr, "build kvtier: %v\n%s", err, out)
+	kvtier, checked = filepath.Join(dir, "kvtier"), filepath.Join(dir, "kvtier-checked")
+	if err := errors.Join(build(kvtier), build(checked, "-tags", "invariants")); err != nil {
+		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	return m.Run()
+}
+
+// build builds the program, with the race detector if the tests have it.
+func build(path string, args ...string) error {
+	args = append([]string{"build", "-o", path}, args...)
+	if raceEnabled {
+		args = append(args, "-race")
+	}
+	if invariants.Enabled {
+		args = append(args, "-tags", "invariants")
+	}
+	if out, err := exec.Command("go", append(args, "../cmd/kvtier")...).CombinedOutput(); err != nil {
+		return fmt.Errorf("go %s: %w\n%s", strings.Join(args, " "), err, out)
+	}
+	return nil
 }
 
 const (
@@ -91,7 +110,6 @@ func (o *output) String() string {
 // process is a kvtier that runs. It is killed when the test ends.
 type process struct {
 	t      *testing.T
-	args   []string
 	cmd    *exec.Cmd
 	stdout *output
 	stderr *output
@@ -101,11 +119,21 @@ type process struct {
 // start starts kvtier with args.
 func start(t *testing.T, stdin io.Reader, args ...string) *process {
 	t.Helper()
-	p := &process{t: t, args: args, cmd: exec.Command(kvtier, args...), stdout: newOutput(), stderr: newOutput(), exited: make(chan struct{})}
-	p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = stdin, p.stdout, p.stderr
-	p.cmd.Env = environment()
-	// A test binary that is killed takes its daemons with it.
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	cmd := exec.Command(kvtier, args...)
+	cmd.Stdin = stdin
+	return startCommand(t, cmd)
+}
+
+// startCommand starts a command whose Env is what its environment has besides
+// the tests' own.
+func startCommand(t *testing.T, cmd *exec.Cmd) *process {
+	t.Helper()
+	p := &process{t: t, cmd: cmd, stdout: newOutput(), stderr: newOutput(), exited: make(chan struct{})}
+	p.cmd.Stdout, p.cmd.Stderr = p.stdout, p.stderr
+	p.cmd.Env = append(environment(), cmd.Env...)
+	// A test binary that is killed takes its daemons with it. What the tests stop stays
+	// stopped: the kernel continues those whose group loses its shell.
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -116,11 +144,14 @@ func start(t *testing.T, stdin io.Reader, args ...string) *process {
 	t.Cleanup(func() {
 		p.kill()
 		if log := p.stderr.String(); strings.Contains(log, "DATA RACE") || strings.Contains(log, "\ngoroutine ") {
-			t.Errorf("kvtier %s:\n%s", strings.Join(args, " "), log)
+			t.Errorf("%s:\n%s", p, log)
 		}
 	})
 	return p
 }
+
+// String is the command line.
+func (p *process) String() string { return strings.Join(p.cmd.Args, " ") }
 
 // environment is the environment of the processes: this one's without what
 // would change them.
@@ -148,7 +179,7 @@ func (p *process) wait() int {
 	case <-time.After(patience):
 		_ = p.cmd.Process.Signal(syscall.SIGQUIT) // for the goroutines' stacks
 		<-p.exited
-		p.t.Fatalf("kvtier %s did not end:\n%s", strings.Join(p.args, " "), p.stderr)
+		p.t.Fatalf("%s did not end:\n%s", p, p.stderr)
 	}
 	return p.cmd.ProcessState.ExitCode()
 }
@@ -163,29 +194,48 @@ type daemon struct {
 // ready.
 func serve(t *testing.T, args ...string) *daemon {
 	t.Helper()
-	p := start(t, nil, append([]string{"serve", "--listen", "127.0.0.1:0"}, args...)...)
+	return mustReady(start(t, nil, onLoopback(args...)...))
+}
+
+// onLoopback are the arguments of a daemon on a free port of the loopback.
+func onLoopback(args ...string) []string {
+	return append([]string{"serve", "--listen", "127.0.0.1:0"}, args...)
+}
+
+func mustReady(p *process) *daemon {
+	p.t.Helper()
+	d, ok := p.ready()
+	if !ok {
+		p.t.Fatalf("serve ended with exit code %d before it was ready:\n%s", p.cmd.ProcessState.ExitCode(), p.stderr)
+	}
+	return d
+}
+
+// ready waits until a daemon is ready; false when it has ended before.
+func (p *process) ready() (*daemon, bool) {
+	p.t.Helper()
 	select {
 	case <-p.stdout.mu.line:
 	case <-p.exited:
-		t.Fatalf("serve ended with exit code %d before it was ready:\n%s", p.cmd.ProcessState.ExitCode(), p.stderr)
+		return nil, false
 	case <-time.After(patience):
-		t.Fatalf("serve is not ready:\n%s", p.stderr)
+		p.t.Fatalf("serve is not ready:\n%s", p.stderr)
 	}
 	addr, ok := strings.CutPrefix(p.stdout.String(), "ready ")
 	if !ok {
-		t.Fatalf("serve printed %q, want ready ADDR", p.stdout)
+		p.t.Fatalf("serve printed %q, want ready ADDR", p.stdout)
 	}
-	return &daemon{p, strings.TrimSuffix(addr, "\n")}
+	return &daemon{p, strings.TrimSuffix(addr, "\n")}, true
 }
 
 // stop sends SIGTERM and checks the exit code.
-func (d *daemon) stop(want int) {
+func (d *daemon) stop(want ...int) {
 	d.t.Helper()
 	if err := d.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		d.t.Fatalf("stop daemon: %v:\n%s", err, d.stderr)
 	}
-	if code := d.wait(); code != want {
-		d.t.Fatalf("the daemon's exit code is %d, want %d:\n%s", code, want, d.stderr)
+	if code := d.wait(); !slices.Contains(want, code) {
+		d.t.Fatalf("the daemon's exit code is %d, want one of %d:\n%s", code, want, d.stderr)
 	}
 	if out := d.stdout.String(); out != "ready "+d.addr+"\n" {
 		d.t.Errorf("the daemon printed %q, want one line", out)
@@ -233,6 +283,15 @@ func timeout(t *testing.T) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	t.Cleanup(cancel)
 	return ctx
+}
+
+// withoutRace skips a test under the race detector: what it does there others do
+// too, and the run without the detector does it in a fraction of the time.
+func withoutRace(t *testing.T) {
+	t.Helper()
+	if raceEnabled {
+		t.Skip("runs without the race detector only")
+	}
 }
 
 // until waits for a condition.

@@ -82,6 +82,7 @@ func TestRot(t *testing.T) {
 // TestSlabRefused: a slab that is not what the data directory knows is refused
 // with its name, and left as it is.
 func TestSlabRefused(t *testing.T) {
+	withoutRace(t)
 	dir := t.TempDir()
 	data, slab := filepath.Join(dir, "data"), filepath.Join(dir, "slab")
 	args := []string{"--data", data, "--dram", "64MiB", "--nvme", slab + "=128MiB"}

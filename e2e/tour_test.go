@@ -8,6 +8,7 @@ import (
 
 // TestTour runs what make run runs.
 func TestTour(t *testing.T) {
+	withoutRace(t)
 	out, err := exec.CommandContext(timeout(t), "./tour.sh", kvtier, smallTrace).CombinedOutput()
 	if err != nil {
 		t.Fatalf("tour: %v\n%s", err, out)

@@ -22,6 +22,7 @@ type replayReport struct {
 	HitsByTier    map[string]int64 `json:"hits_by_tier"`
 	Evictions     *int64           `json:"evictions"`
 	Seconds       *float64         `json:"seconds"`
+	Way           string           `json:"way"`
 }
 
 // replay runs kvtier replay --verify, which must find nothing wrong.
@@ -95,6 +96,7 @@ func requests(n int) string {
 // smaller than it, every byte verified, a daemon killed in the middle of durable
 // puts, and everything that the next one lists is there and right.
 func TestConversation(t *testing.T) {
+	withoutRace(t)
 	const traceRequests = 5606
 	dir := t.TempDir()
 	data, slab := filepath.Join(dir, "data"), filepath.Join(dir, "slab")
