@@ -1,0 +1,195 @@
+"""The longest prefix that is there, of one namespace or several."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple
+
+from . import _wire as wire
+from ._arguments import hashes_of, parts_of
+from ._calls import Call
+from ._errors import Error, InvalidError, Status
+from ._jobs import deadline_of
+from ._loans import Lease
+from ._places import millis, millis_left
+from ._results import BlockState, State, tier_of
+from ._transfer import Handle
+
+if TYPE_CHECKING:
+    from ._namespace import Namespace
+    from ._pool import Pool
+
+
+class Match:
+    """The answer of a match.
+
+    prefix: how many keys from the first on are resident without a gap.
+    lease: holds the blocks that it tells of where they are; None when none was wanted, or
+        nothing was found.
+    status: OK, or why nothing is known (DISCONNECTED: nobody was there).
+    """
+
+    __slots__ = ("prefix", "lease", "status", "_raw", "_blocks")
+
+    def __init__(self, prefix: int, raw: bytes, lease: Optional[Lease], status: Status = Status.OK) -> None:
+        self.prefix = prefix
+        self.lease = lease
+        self.status = status
+        self._raw = raw
+        self._blocks: Optional[List[BlockState]] = None
+
+    @property
+    def blocks(self) -> List[BlockState]:
+        """The keys in order. Without all=True the list ends behind the first that is not
+        resident."""
+        if self._blocks is None:
+            self._blocks = [
+                BlockState(State(state) if state <= 2 else State.ABSENT, tier_of(tier), length)
+                for state, tier, length in wire.read_blocks(self._raw)
+            ]
+        return self._blocks
+
+    def __repr__(self) -> str:
+        return f"Match(prefix={self.prefix}, blocks={self.blocks}, lease={self.lease}, status={self.status.name})"
+
+
+class Gathered:
+    """The parts of a match, which one message may not take."""
+
+    def __init__(self, h: Handle, hashes: Sequence[bytes], lease: Optional[float], all: bool) -> None:
+        self.h = h
+        self.hashes = hashes
+        self.lease_ms = 0 if lease is None else millis(lease)
+        self.all = all
+        self.prefix = 0
+        self.unbroken = True
+        self.raw = b""
+        self.leases: List[int] = []
+        self.leased = 0
+        self.left_ms = 0xFFFFFFFF
+
+    def parts(self) -> List[Sequence[bytes]]:
+        return parts_of(self.h.conn.keys, self.hashes)
+
+    def message(self, part: Sequence[bytes], deadline: float) -> bytes:
+        keys = wire.Keys(self.h.id, self.h.tag, len(self.hashes[0]), part)
+        return wire.match(keys, wire.FLAG_ALL if self.all else 0, millis_left(deadline), self.lease_ms)
+
+    def take(self, part: Sequence[bytes], reply: bytes) -> bool:
+        """Adds an answer, and says whether more are wanted."""
+        m = self.h.conn.decode(wire.read_matched, reply)
+        if m.lease:
+            self.leases.append(m.lease)
+            self.leased += m.leased
+            self.left_ms = min(self.left_ms, m.lease_ms)
+        n = len(part)
+        if m.prefix > n or m.many > n or (self.all and m.many < n):
+            raise self.h.conn.give_up(f"the daemon answered {m.many} of {n} keys, a prefix of {m.prefix}")
+        self.raw += m.blocks
+        if self.unbroken:
+            self.prefix += m.prefix
+            self.unbroken = m.prefix == n
+        return self.unbroken or self.all
+
+    def drop(self) -> None:
+        leases, self.leases = self.leases, []
+        for lease in leases:
+            self.h.conn.release_later(lease)
+
+    def match(self) -> Match:
+        lease = None
+        if self.leases:
+            lease = Lease(self.h.conn, self.leases, self.leased, self.left_ms / 1000)
+        return Match(self.prefix, self.raw, lease)
+
+
+def match_all(
+    pool: "Pool",
+    requests: "Sequence[Tuple[Namespace, Sequence[bytes]]]",
+    lease: Optional[float],
+    timeout: Optional[float],
+) -> Tuple[int, List[Match]]:
+    """Pool.match_all."""
+    if lease is not None and not lease > 0:
+        raise InvalidError(f"lease: {lease} s")
+    deadline = deadline_of(timeout, pool.timeout)
+    for i, (ns, _) in enumerate(requests):
+        if ns._pool is not pool:
+            raise InvalidError(f"request {i} is of another pool's namespace")
+    keys = [hashes_of(hashes) for _, hashes in requests]
+    parts: List[_Part] = []
+    gathered: Dict[int, Gathered] = {}
+    try:
+        matches = _gather(requests, keys, lease, deadline, parts, gathered)
+    except BaseException as e:
+        for g in gathered.values():
+            g.drop()
+            if not isinstance(e, Error):
+                g.h.conn.interrupted(e)
+        raise
+    finally:
+        for part in parts:
+            part.give_up()
+    return min((m.prefix for m in matches), default=0), matches
+
+
+class _Part:
+    """A message of a match that is under way."""
+
+    def __init__(self, i: int, g: Gathered, keys: Sequence[bytes]) -> None:
+        self.i = i  # of the request
+        self.g = g
+        self.keys = keys
+        self.call = Call(wire.MATCHED)
+        self.over = False
+
+    def wait(self, deadline: float) -> bytes:
+        reply = self.g.h.conn.wait(self.call, deadline)
+        self.over = True
+        return reply
+
+    def give_up(self) -> None:
+        """What it leased, or will lease, is given back."""
+        conn, call = self.g.h.conn, self.call
+        if not self.over and not conn.abandon(call) and call.payload:
+            conn.release_later(conn.decode(wire.read_matched, call.payload).lease)
+        self.over = True
+
+
+def _gather(
+    requests: "Sequence[Tuple[Namespace, Sequence[bytes]]]",
+    keys: Sequence[Sequence[bytes]],
+    lease: Optional[float],
+    deadline: float,
+    parts: List[_Part],
+    gathered: Dict[int, Gathered],
+) -> List[Match]:
+    failed: Dict[int, Match] = {}
+    for i, (ns, _) in enumerate(requests):
+        h = ns._at()
+        if h is None or not keys[i]:
+            failed[i] = Match(0, b"", None, Status.DISCONNECTED if h is None else Status.OK)
+            continue
+        ns._pool._counts.add(matches=len(keys[i]))
+        g = gathered[i] = Gathered(h, keys[i], lease, False)
+        try:
+            for some in g.parts():
+                part = _Part(i, g, some)
+                h.conn.begin(part.call)
+                parts.append(part)
+                h.conn.send([wire.message(wire.MATCH, part.call.id, g.message(some, deadline))], deadline)
+        except Error as e:
+            failed[i] = Match(0, b"", None, ns._failed(e))
+    broken = set(failed)
+    for part in parts:
+        i = part.i
+        if i in broken:  # behind a gap, or of a request that has failed
+            part.give_up()
+            continue
+        try:
+            if not part.g.take(part.keys, part.wait(deadline)):
+                broken.add(i)
+        except Error as e:
+            broken.add(i)
+            part.g.drop()
+            failed[i] = Match(0, b"", None, requests[i][0]._failed(e))
+    return [failed[i] if i in failed else gathered[i].match() for i in range(len(requests))]

@@ -1,0 +1,50 @@
+"""Clients that may not do everything."""
+
+import hashlib
+import json
+import subprocess
+
+import pytest
+
+import kvtier
+from conftest import fresh_name, hashes
+
+
+def test_denied(daemons, binary, tmp_path):
+    if "--access" not in subprocess.run([binary, "serve", "--help"], stdout=subprocess.PIPE, text=True).stdout:
+        pytest.skip("this kvtier has no --access")
+
+    def digest(token):
+        return hashlib.sha256(token.encode()).hexdigest()
+
+    access = tmp_path / "access.json"
+    access.write_text(
+        json.dumps(
+            {
+                "identities": [
+                    {"name": "all", "token_sha256": digest("all"), "read": ["*"], "write": ["*"]},
+                    {"name": "reader", "token_sha256": digest("reader"), "read": ["team-*"], "write": []},
+                ]
+            }
+        )
+    )
+    d = daemons(extra=["--access", str(access)])
+    with pytest.raises(kvtier.DeniedError):
+        kvtier.connect(d.unix, token="wrong", required=True)
+    with kvtier.connect(d.unix, token="all", required=True) as everything:
+        assert everything.shared
+        ns = everything.open("team-a", max_block_bytes=100)
+        everything.open("private", max_block_bytes=100)
+        assert ns.put(hashes(1), [b"x"])[0].stored
+        with kvtier.connect(d.unix, token="reader", required=True) as reader:
+            assert not reader.shared  # it is not given the memory of everybody's blocks
+            seen = reader.open("team-a", create=False)
+            out = bytearray(1)
+            assert seen.get_into(hashes(1), [out])[0].hit and out == b"x"
+            with pytest.raises(kvtier.DeniedError):
+                seen.put(hashes(1, seed=1), [b"y"])
+            with pytest.raises(kvtier.DeniedError):
+                reader.open(fresh_name(), max_block_bytes=100)
+            with pytest.raises(kvtier.DeniedError):
+                reader.open("private", create=False)
+            assert seen.match(hashes(1)).prefix == 1
