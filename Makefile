@@ -9,6 +9,9 @@ SHELL := /bin/bash
 
 BIN := $(CURDIR)/.bin
 
+PYTHON ?= python3
+VENV   := $(BIN)/venv-$(notdir $(PYTHON))
+
 # What the checks need, pinned: the version is in the file's name, so another
 # one is installed beside it.
 STATICCHECK := $(BIN)/staticcheck@v0.8.2
@@ -24,28 +27,43 @@ build: ## build bin/kvtier
 run: build ## a tour: daemon, real trace, every byte verified, restart
 	e2e/tour.sh bin/kvtier cmd/kvtier/testdata/conversation_small.jsonl.gz
 
-# KVTIER_REQUIRE names what this machine must have (io_uring, loop): a test that
-# misses it fails then. Without it the test is skipped, and the skip is printed.
+# KVTIER_REQUIRE names what this machine must have (io_uring, loop, root, vllm): a
+# test that misses it fails then. Without it the test is skipped, and the skip is
+# printed. Engines are tested on a machine without a person, and where vllm is named.
 .PHONY: test
-test: lint proto-check test-plain test-race ## everything: lint, drift of generated code, all tests, with the race detector too
+test: lint proto-check test-plain test-race python-test $(if $(CI)$(findstring vllm,$(KVTIER_REQUIRE)),engines) ## everything: lint, drift of generated code, all tests, with the race detector too
 
 .PHONY: check
 check: lint ## the quick part: lint, and the tests that are short, with the race detector
-	CGO_ENABLED=1 go test -race -short -json $$(go list ./... | grep -v /e2e) | go run ./internal/gotest
+	CGO_ENABLED=1 go test -race -tags invariants -short -json $$(go list ./... | grep -v /e2e) | go run ./internal/gotest
 
 .PHONY: test-plain
 test-plain:
 	CGO_ENABLED=0 go test -count=1 -timeout 10m -json ./... | go run ./internal/gotest
 
-# The detector needs cgo and so a C compiler. The end-to-end tests build the
-# daemon with the detector too.
+# The detector needs cgo and so a C compiler. The tag adds checks that are too
+# dear to be made always. The end-to-end tests build the daemon likewise.
 .PHONY: test-race
 test-race: $(if $(shell command -v gcc),,gcc)
-	CGO_ENABLED=1 go test -race -count=1 -timeout 15m -json ./... | go run ./internal/gotest
+	CGO_ENABLED=1 go test -race -tags invariants -count=1 -timeout 15m -json ./... | go run ./internal/gotest
+
+# The engines' packages take 3 GB and are the same for every checkout of this user.
+ENGINES ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kvtier/engines
+
+# pytest runs those tests $(2) that need an engine, with the packages of $(1) before the environment's.
+pytest = cd python/tests/engines && KVTIER_BIN=$(CURDIR)/bin/kvtier PYTHONPATH=$(1)$(CURDIR)/python \
+	$(ENGINES)/venv/bin/python -m pytest -q -p no:cacheprovider -W ignore::DeprecationWarning $(2)
+
+.PHONY: engines
+engines: build gcc python ## tests with real engines (vLLM on CPUs), in an environment that it makes from the package index
+	$(PYTHON) python/tests/engines/install.py $(ENGINES)
+	$(call pytest,,.)
+	$(call pytest,$(ENGINES)/vllm-0.33:,test_tier_classes.py)
 
 .PHONY: soak
-soak: ## long: the whole traces, many crashes, a minute of each fuzz target
-	KVTIER_SOAK=1 CGO_ENABLED=0 go test -count=1 -timeout 2h ./e2e
+soak: ## long: whole traces, a thousand crashes and seeds, ten thousand lost connections, half an hour of load, a minute of each fuzz target
+	KVTIER_SOAK=1 CGO_ENABLED=0 go test -count=1 -timeout 5h -json ./e2e ./tiers ./api/... ./xfer/... ./backends/... | go run ./internal/gotest
+	KVTIER_SOAK=1 $(MAKE) python-test
 	for package in $$(go list ./...); do \
 		for target in $$(go test -list '^Fuzz' $$package | grep '^Fuzz' || true); do \
 			CGO_ENABLED=0 go test -run '^$$' -fuzz "^$$target\$$" -fuzztime 1m $$package; \
@@ -53,13 +71,32 @@ soak: ## long: the whole traces, many crashes, a minute of each fuzz target
 	done
 
 .PHONY: bench
-bench: build ## speed, as ratios to what the machine can do
-	bin/kvtier bench dram nvme catalog match grpc restart
+bench: build $(VENV)/made ## speed, as ratios to what the machine can do
+	PYTHONPATH=$(CURDIR)/python bin/kvtier bench all --python $(VENV)/bin/python
+
+# The environment is made anew when the package's metadata changes.
+$(VENV)/made: python/pyproject.toml | python
+	rm -rf $(VENV) && $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install -q --disable-pip-version-check pytest mypy numpy xxhash hatchling
+	touch $@
+
+.PHONY: wheel
+wheel: build $(VENV)/made ## build python/dist/*.whl, the Python package with the program
+	mkdir -p python/build && cp bin/kvtier python/build/kvtier
+	rm -f python/dist/*.whl
+	$(VENV)/bin/pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w python/dist ./python
+
+.PHONY: python-test
+python-test: wheel ## types and tests of the Python package, against a real daemon and as a wheel
+	cd python && $(VENV)/bin/mypy
+	cd python && KVTIER_BIN=$(CURDIR)/bin/kvtier KVTIER_WHEEL="$$(echo dist/*.whl)" $(VENV)/bin/python -m pytest -q --ignore tests/engines
 
 .PHONY: lint
 lint: $(STATICCHECK) $(GOFUMPT)
 	CGO_ENABLED=0 go vet ./...
+	CGO_ENABLED=0 go vet -tags invariants ./...
 	CGO_ENABLED=0 $(STATICCHECK) ./...
+	CGO_ENABLED=0 $(STATICCHECK) -tags invariants ./...
 	@unformatted=$$($(GOFUMPT) -l .); \
 	if [[ -n $$unformatted ]]; then echo "not formatted, run make fmt:"; echo "$$unformatted"; exit 1; fi
 
@@ -100,15 +137,19 @@ $(PROTOC_GRPC):
 apt = @command -v $(1) >/dev/null || { [[ $$(id -u) == 0 ]] && apt-get update -qq && apt-get install -y -qq $(2); } || \
 	{ echo "needs $(1): install it (package $(2) on Debian)"; exit 1; }
 
-.PHONY: protoc gcc
+.PHONY: protoc gcc python
 protoc:
 	$(call apt,protoc,protobuf-compiler)
 gcc:
 	$(call apt,gcc,gcc libc6-dev)
+# Debian's python3 can make an environment only with python3-venv.
+python:
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { [[ $$(id -u) == 0 ]] && apt-get update -qq && apt-get install -y -qq python3 python3-venv; } || \
+	{ echo "needs $(PYTHON) with the module ensurepip: install it (package python3-venv on Debian)"; exit 1; }
 
 .PHONY: clean
 clean: ## remove what was built
-	rm -rf bin $(BIN)
+	rm -rf bin $(BIN) python/build python/dist
 
 .PHONY: help
 help: ## list the targets
