@@ -53,8 +53,8 @@ type Store interface {
 	CompareExisting(ctx context.Context, ns block.NamespaceID, h block.Hash, n int64, sum block.Sum, o block.PutOptions) error
 
 	// Get reads blocks and calls use for each key in order, hit or miss, on the
-	// caller's goroutine. The bytes are leased while use runs. An error of use
-	// ends the call.
+	// caller's goroutine. The bytes are leased while use runs, and longer when they
+	// are Held. An error of use ends the call.
 	Get(ctx context.Context, ns block.NamespaceID, hashLen int, want []block.Wanted, o block.GetOptions, use func(i int, p block.Payload) error) error
 
 	// Prefetch brings blocks up to G2, root first, under a request id that the

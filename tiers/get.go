@@ -27,6 +27,9 @@ type grip struct {
 	up     *move // the copy from G3 that it waits for
 }
 
+// near reports whether serving the block waits for nothing.
+func (g *grip) near() bool { return g.h == 0 || g.up == nil && live(&g.e, ixG2) }
+
 // Get reads blocks in order; see api.Store.
 func (s *Store) Get(ctx context.Context, nsID block.NamespaceID, hashLen int, want []block.Wanted, o block.GetOptions, use func(i int, p block.Payload) error) error {
 	ns, err := s.names.byID(nsID)
@@ -60,17 +63,27 @@ func (s *Store) Get(ctx context.Context, nsID block.NamespaceID, hashLen int, wa
 	cur = take()
 	for i := 0; i < len(want); {
 		next = take()
+		held := 0 // the first of cur that is held
 		for j := range cur {
 			g := &cur[j]
-			err := s.serve(ctx, hashLen, &want[i], g, o, func(p block.Payload) error { return use(i, p) })
+			holds := j+1 < len(cur) && g.near() && cur[j+1].near()
+			err := s.serve(ctx, hashLen, &want[i], g, o, func(p block.Payload) error {
+				p.Held = holds
+				return use(i, p)
+			})
 			if g.h != 0 && !o.Quiet {
 				hits = append(hits, g.h)
 			}
-			s.ungrip(g)
 			if err != nil {
 				return err
 			}
 			i++
+			if holds {
+				continue
+			}
+			for ; held <= j; held++ {
+				s.ungrip(&cur[held])
+			}
 		}
 		cur, next = next, nil
 	}

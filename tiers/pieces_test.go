@@ -15,8 +15,8 @@ import (
 	"github.com/kvtier/kvtier/xfer/xfertest"
 )
 
-// pieceBytes is the most that a get hands out at once when it may do so in pieces.
-const pieceBytes = 256 << 10
+// pieceBytes is what a get cuts a block at when it may hand it out in pieces.
+const pieceBytes = 512 << 10
 
 // inPieces gets a range of a block in pieces, each of which it gives to seen, and
 // returns what they make together and the last one. It wants them to be in order.
@@ -28,7 +28,7 @@ func inPieces(ctx context.Context, t testing.TB, s *tiers.Store, ns block.Namesp
 		if !last.More {
 			t.Errorf("a piece at %d behind the last one", p.At)
 		}
-		if p.Reason == block.Hit && (p.At != int64(len(got)) || len(p.Bytes) == 0) || p.More && p.Reason != block.Hit || len(p.Bytes) > pieceBytes && n > 0 {
+		if p.Reason == block.Hit && (p.At != int64(len(got)) || len(p.Bytes) == 0) || p.More && p.Reason != block.Hit {
 			t.Errorf("piece %d: %v, %d bytes at %d, more: %v; there are %d", n, p.Reason, len(p.Bytes), p.At, p.More, len(got))
 		}
 		got, last = append(got, p.Bytes...), p
@@ -68,7 +68,7 @@ func TestPieces(t *testing.T) {
 				if err != nil || last.Reason != block.Hit || last.Tier != tier || last.More || string(got) != string(want) || int(last.Total) != size {
 					t.Errorf("%d bytes, %v: %v from %v, %v; right bytes: %v", size, r, last.Reason, last.Tier, err, string(got) == string(want))
 				}
-				if tier == block.G3 && n < (len(want)+pieceBytes-1)/pieceBytes || tier == block.G2 && n != 1 {
+				if tier == block.G3 && n > len(want)/pieceBytes+2 || tier == block.G2 && n != 1 {
 					t.Errorf("%d bytes, %v: in %d pieces from %v", size, r, n, tier)
 				}
 			}
@@ -89,7 +89,7 @@ func TestPieces(t *testing.T) {
 		}
 	}
 	got, last, n, err := inPieces(within(t, 20*time.Second), t, s, ns, block.Wanted{Hash: hashOf(5)}, block.GetOptions{}, nil)
-	if err != nil || last.Reason != block.Hit || n != 4 || string(got) != string(payload(5, 1<<20)) || tiersOf(t, s, ns, 5) != "g3" {
+	if err != nil || last.Reason != block.Hit || last.Tier != block.G3 || string(got) != string(payload(5, 1<<20)) || tiersOf(t, s, ns, 5) != "g3" {
 		t.Errorf("without room: %v in %d pieces, %v", last.Reason, n, err)
 	}
 	s.Abort(all)
@@ -103,24 +103,25 @@ func TestPieces(t *testing.T) {
 // TestPiecesEarly: all but the last piece are handed out while the device has not
 // brought that yet, and stay what they are until use has returned.
 func TestPiecesEarly(t *testing.T) {
-	const size = 1 << 20
+	const size = 2 << 20
 	for name, w := range map[string]block.Wanted{"whole": {Hash: hashOf(1)}, "range": {Hash: hashOf(1), Offset: 100, Length: size / 2}} {
 		for _, promote := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/promote=%v", name, promote), func(t *testing.T) {
 				resume := make(chan struct{})
 				goOn := sync.OnceFunc(func() { close(resume) })
-				a := failing(t, xfertest.Rule{Fault: xfertest.Stall, Ops: []xfer.Op{xfer.Read}, Call: 1, Descs: []int{4}, Resume: resume})
+				a := failing(t, xfertest.Rule{Fault: xfertest.Stall, Ops: []xfer.Op{xfer.Read}, Call: 1, Descs: []int{8}, Resume: resume})
 				s, _, ns := coldBlocks(t, a, 2, size)
 				want := payload(1, size)[w.Offset:]
 				if w.Length > 0 {
 					want = want[:w.Length]
 				}
-				early := 0
+				var early int64
 				got, last, _, err := inPieces(within(t, 20*time.Second), t, s, ns, w, block.GetOptions{NoPromote: !promote}, func(p block.Payload) error {
+					at := p.At + int64(len(p.Bytes))
 					if p.More {
-						early++
+						early = at
 					}
-					if at := p.At + int64(len(p.Bytes)); len(want)-int(at) <= pieceBytes && p.More {
+					if len(want)-int(at) <= pieceBytes && p.More {
 						goOn()
 						wantHit(t, s, ns, 2, size) // through other memory
 					}
@@ -129,8 +130,8 @@ func TestPiecesEarly(t *testing.T) {
 					}
 					return nil
 				})
-				if err != nil || last.Reason != block.Hit || last.Tier != block.G3 || early < 2 || string(got) != string(want) {
-					t.Errorf("%v from %v, %v after %d early pieces", last.Reason, last.Tier, err, early)
+				if err != nil || last.Reason != block.Hit || last.Tier != block.G3 || len(want)-int(early) > pieceBytes || string(got) != string(want) {
+					t.Errorf("%v from %v, %v after %d early bytes of %d", last.Reason, last.Tier, err, early, len(want))
 				}
 				eventually(t, "the block is where it should be", func() bool {
 					return tiersOf(t, s, ns, 1) == map[bool]string{true: "g2g3", false: "g3"}[promote]
@@ -145,23 +146,24 @@ func TestPiecesEarly(t *testing.T) {
 // one whose payload is, the last call says so. The bytes of a piece stay until use
 // has returned, also when it is found out meanwhile and their memory is wanted.
 func TestPiecesDamaged(t *testing.T) {
-	const size = 1 << 20
+	const size = 2 << 20
 	for name, at := range map[string]int64{"header": 60, "first": 4096, "last": 4096 + size - 1} {
 		for _, promote := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/promote=%v", name, promote), func(t *testing.T) {
 				resume := make(chan struct{})
-				a := failing(t, xfertest.Rule{Fault: xfertest.Stall, Ops: []xfer.Op{xfer.Read}, Call: 1, Descs: []int{4}, Resume: resume})
+				a := failing(t, xfertest.Rule{Fault: xfertest.Stall, Ops: []xfer.Op{xfer.Read}, Call: 1, Descs: []int{8}, Resume: resume})
 				s, o, ns := coldBlocks(t, a, 1, size)
 				inFile(t, o.Slabs[0].Path, placeIn(t, s, ns, 1, block.G3).Offset()+at, 1, func(b []byte) { b[0] ^= 1 })
 				if name == "header" {
 					close(resume) // there is nothing to wait for
 				}
-				early := 0
+				early, found := 0, false
 				_, last, _, err := inPieces(within(t, 20*time.Second), t, s, ns, block.Wanted{Hash: hashOf(1)}, block.GetOptions{NoPromote: !promote}, func(p block.Payload) error {
 					if !p.More {
 						return nil
 					}
-					if early++; early == 3 {
+					if early++; p.At+int64(len(p.Bytes)) >= size-pieceBytes {
+						found = true
 						before := slices.Clone(p.Bytes)
 						close(resume)
 						eventually(t, "the damage is found", func() bool { return s.Stats().Corrupt == 1 && tiers.Flights(s) == 0 })
@@ -174,8 +176,8 @@ func TestPiecesDamaged(t *testing.T) {
 					}
 					return nil
 				})
-				if want := map[bool]int{true: 0, false: 3}[name == "header"]; err != nil || early != want {
-					t.Errorf("%d pieces, want %d, %v", early, want, err)
+				if sound := name != "header"; err != nil || (early > 0) != sound || found != sound {
+					t.Errorf("%d pieces, up to where it was found: %v, %v", early, found, err)
 				}
 				if last.Reason != block.MissCorrupt || last.Bytes != nil || last.More {
 					t.Errorf("last: %v, %d bytes, more: %v", last.Reason, len(last.Bytes), last.More)
@@ -194,10 +196,10 @@ func TestPiecesDamaged(t *testing.T) {
 // TestPiecesDeleted: a block that is deleted while it is handed out stays readable
 // for who reads it, or is a miss in the end; its slots come free.
 func TestPiecesDeleted(t *testing.T) {
-	const size = 1 << 20
+	const size = 2 << 20
 	for _, promote := range []bool{false, true} {
 		resume := make(chan struct{})
-		a := failing(t, xfertest.Rule{Fault: xfertest.Stall, Ops: []xfer.Op{xfer.Read}, Call: 1, Descs: []int{4}, Resume: resume})
+		a := failing(t, xfertest.Rule{Fault: xfertest.Stall, Ops: []xfer.Op{xfer.Read}, Call: 1, Descs: []int{8}, Resume: resume})
 		s, _, ns := coldBlocks(t, a, 1, size)
 		got, last, n, err := inPieces(within(t, 20*time.Second), t, s, ns, block.Wanted{Hash: hashOf(1)}, block.GetOptions{NoPromote: !promote}, func(p block.Payload) error {
 			if p.At == 0 && p.More {
@@ -218,34 +220,35 @@ func TestPiecesDeleted(t *testing.T) {
 // not let go of the memory, which nobody else gets meanwhile. So it is when use
 // does not want more.
 func TestPiecesStall(t *testing.T) {
-	const size = 1 << 20
+	const size = 2 << 20
 	enough := errors.New("enough")
 	for _, c := range []struct {
 		fault          xfertest.Fault
 		promote, quits bool
-		want           string
 	}{
-		{xfertest.Stall, false, false, "[hit hit deadline]"},
-		{xfertest.Stall, false, true, "[hit]"},
-		{xfertest.Hang, false, false, "[hit hit deadline]"},
-		{xfertest.Hang, false, true, "[hit]"},
-		{xfertest.Stall, true, false, "[hit hit hit deadline]"},
-		{xfertest.Stall, true, true, "[hit]"},
-		{xfertest.Hang, true, false, "[hit hit hit deadline]"},
-		{xfertest.Hang, true, true, "[hit]"},
+		{xfertest.Stall, false, false},
+		{xfertest.Stall, false, true},
+		{xfertest.Hang, false, false},
+		{xfertest.Hang, false, true},
+		{xfertest.Stall, true, false},
+		{xfertest.Stall, true, true},
+		{xfertest.Hang, true, false},
+		{xfertest.Hang, true, true},
 	} {
 		t.Run(fmt.Sprintf("%v/promote=%v/quits=%v", c.fault, c.promote, c.quits), func(t *testing.T) {
 			resume := make(chan struct{})
-			a := failing(t, xfertest.Rule{Fault: c.fault, Ops: []xfer.Op{xfer.Read}, Call: 1, Descs: []int{3, 4}, Resume: resume})
+			a := failing(t, xfertest.Rule{Fault: c.fault, Ops: []xfer.Op{xfer.Read}, Call: 1, Descs: []int{7, 8}, Resume: resume})
 			s, _, ns := coldBlocks(t, a, 8, size)
 			ctx := within(t, 200*time.Millisecond)
-			var reasons []block.MissReason
-			_, last, _, err := inPieces(ctx, t, s, ns, block.Wanted{Hash: hashOf(1)}, block.GetOptions{NoPromote: !c.promote}, func(p block.Payload) error {
-				reasons = append(reasons, p.Reason)
+			came := int64(3 * pieceBytes) // of what is read, at its cuts
+			if c.promote {
+				came -= 4096 // the slot, not the payload, is cut
+			}
+			got, last, n, err := inPieces(ctx, t, s, ns, block.Wanted{Hash: hashOf(1)}, block.GetOptions{NoPromote: !c.promote}, func(p block.Payload) error {
 				if c.quits {
 					return enough
 				}
-				if p.At > pieceBytes {
+				if p.At+int64(len(p.Bytes)) == came {
 					<-ctx.Done() // the bytes stay when the time is over
 				}
 				if p.More && !slices.Equal(p.Bytes, payload(1, size)[p.At:][:len(p.Bytes)]) {
@@ -253,11 +256,11 @@ func TestPiecesStall(t *testing.T) {
 				}
 				return nil
 			})
-			if !c.quits && (last.Reason != block.MissDeadline || last.More) {
-				t.Errorf("last: %v, more: %v", last.Reason, last.More)
+			if !c.quits && (err != nil || last.Reason != block.MissDeadline || last.More || int64(len(got)) != came) {
+				t.Errorf("last: %v, more: %v, behind %d bytes, want %d, %v", last.Reason, last.More, len(got), came, err)
 			}
-			if fmt.Sprint(reasons) != c.want || c.quits != errors.Is(err, enough) || !c.quits && err != nil {
-				t.Errorf("calls %v, %v, want %s", reasons, err, c.want)
+			if c.quits && (n != 1 || !errors.Is(err, enough)) {
+				t.Errorf("%d calls, %v", n, err)
 			}
 			for i := 2; i <= 8; i++ {
 				got, last, _, err := inPieces(within(t, 20*time.Second), t, s, ns, block.Wanted{Hash: hashOf(i)}, block.GetOptions{NoPromote: true}, nil)

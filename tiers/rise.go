@@ -85,9 +85,11 @@ func (s *Store) serveRising(ctx context.Context, g *grip, p block.Payload, off, 
 	off += header
 	for {
 		slot, came, more := m.rise.look()
-		k := nextPiece(off+p.At, n-p.At)
-		p.More = p.At+k < n
-		if slot != nil && (came == int64(len(slot)) || p.More && off+p.At+k <= came) && m.rise.hold() {
+		k := n - p.At
+		if p.More = slot == nil || came < int64(len(slot)); p.More {
+			k = nextPiece(off+p.At, off+n, came)
+		}
+		if k > 0 && m.rise.hold() {
 			p.Bytes = slot[off+p.At:][:k]
 			if !p.More {
 				s.countHit(p.Tier, n)

@@ -9,13 +9,18 @@ import (
 	"github.com/kvtier/kvtier/index/block"
 )
 
-// pieceBytes is the most that a get with GetOptions.Pieces hands out at once from
-// G3: what a device that reads one block alone is read in.
-const pieceBytes = smallPiece
+// pieceBytes is the least that a get with GetOptions.Pieces hands out of a block from
+// G3 before all of it is there: two of the pieces that a device is read in, as each
+// costs the caller a system call and a wake-up of its client.
+const pieceBytes = 2 * smallPiece
 
-// nextPiece is how much is handed out next, at an offset with so many bytes left. It
-// is cut where reads are.
-func nextPiece(at, left int64) int64 { return min(pieceBytes-at%pieceBytes, left) }
+// nextPiece is how many of the bytes from at to end can be handed out while all before
+// there have come, but may still turn out to be wrong: never the last. It is cut where
+// reads are.
+func nextPiece(at, end, there int64) int64 {
+	cut := min(there, end-1)
+	return max(0, cut-cut%pieceBytes-at)
+}
 
 // staged is a block on its way from G3 into a staging buffer. Who reads it and who
 // asked for it part from it; the buffer goes back with the second of them.
@@ -115,9 +120,11 @@ func (s *Store) serveStaged(ctx context.Context, g *grip, p block.Payload, off, 
 		if over && v.err != nil {
 			return missOf(v.err), nil
 		}
-		k := nextPiece(off+p.At, n-p.At)
-		p.More = p.At+k < n
-		if over || p.More && header+off+p.At+k <= v.came.Load() {
+		k := n - p.At
+		if p.More = !over; p.More {
+			k = nextPiece(off+p.At, off+n, v.came.Load()-header)
+		}
+		if k > 0 {
 			p.Bytes = v.buf[header+off+p.At:][:k]
 			if !p.More {
 				s.countHit(p.Tier, n)

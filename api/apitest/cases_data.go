@@ -49,11 +49,20 @@ func testBatch(e *env) {
 		want = append(want, block.Wanted{Hash: hash(i, hashLen)})
 	}
 	next := 0
+	var held []block.Payload // of the keys before next
 	err = e.s.Get(e.ctx, ns.ID, hashLen, want, block.GetOptions{}, func(i int, p block.Payload) error {
 		if i != next {
 			return fmt.Errorf("key %d in the place of %d", i, next)
 		}
 		next++
+		if held = append(held, p); !p.Held {
+			for j, p := range held {
+				if at := i + 1 - len(held) + j; p.Reason == block.Hit && !bytes.Equal(p.Bytes, data(at, 1000+at)) {
+					return fmt.Errorf("key %d: other bytes while it is held", at)
+				}
+			}
+			held = nil
+		}
 		switch hit := i < n && i != 50; {
 		case hit && (p.Reason != block.Hit || !bytes.Equal(p.Bytes, data(i, 1000+i))):
 			return fmt.Errorf("key %d: %v, %d bytes", i, p.Reason, len(p.Bytes))
@@ -63,8 +72,8 @@ func testBatch(e *env) {
 		return nil
 	})
 	e.ok(err)
-	if next != len(want) {
-		e.Fatalf("%d of %d keys were answered", next, len(want))
+	if next != len(want) || len(held) > 0 {
+		e.Fatalf("%d of %d keys were answered, the last %d are held", next, len(want), len(held))
 	}
 
 	stop := errors.New("enough")

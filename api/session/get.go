@@ -81,7 +81,8 @@ type getWork struct {
 	got      GotMessage
 	sent     bool // the answer
 	out      []byte
-	frames   [2]frame.Frame
+	frames   []frame.Frame // to be sent
+	bytes    int           // of their payloads
 	use      func(i int, p block.Payload) error
 }
 
@@ -96,6 +97,7 @@ func (w *getWork) prepare(s *session, m *GetMessage, ns *namespace) error {
 	n, hl := m.Len(), int(m.HashLen)
 	w.s, w.ns, w.hashLen, w.opts = s, m.NS, hl, m.options()
 	w.c, w.looked, w.sent, w.admitted = nil, false, false, 0
+	w.forget()
 	w.want, w.lens, w.got.Blocks = sized(w.want, n), sized(w.lens, n), sized(w.got.Blocks, n)
 	w.got.Lease, w.got.LeaseMS = 0, 0
 	if ns.blockBytes == 0 {
@@ -184,17 +186,21 @@ func (w *getWork) serve(ctx context.Context) error {
 	return w.s.send(w.s.ctx, w.id, CodeGot, w.out)
 }
 
-// take sends what the store hands out: the payload is valid until it returns. The
-// answer goes with the last bytes.
+// sendBytes is how much a get collects before it sends: blocks that are smaller go
+// out together, at the cost of one write.
+const sendBytes = frame.MaxData
+
+// take sends what the store hands out, which it collects while it is held. The answer
+// goes with the last bytes.
 func (w *getWork) take(i int, p block.Payload) error {
 	g := &w.got.Blocks[i]
-	frames := w.frames[:0]
 	if len(p.Bytes) > 0 {
 		g.Len = uint32(p.At) + uint32(len(p.Bytes))
-		frames = append(frames, frame.Frame{
+		w.frames = append(w.frames, frame.Frame{
 			Header:  frame.Header{Type: frame.Data, ID: w.id, Token: uint64(i), Offset: uint64(p.At)},
 			Payload: p.Bytes,
 		})
+		w.bytes += len(p.Bytes)
 	}
 	if !p.More {
 		g.Reason, g.Tier = p.Reason, p.Tier
@@ -207,22 +213,28 @@ func (w *getWork) take(i int, p block.Payload) error {
 			w.end()
 			w.sent = true
 			w.out = w.got.Append(w.out[:0])
-			frames = append(frames, frame.Frame{
+			w.frames = append(w.frames, frame.Frame{
 				Header:  frame.Header{Type: frame.Message, Flags: uint8(CodeGot), ID: w.id},
 				Payload: w.out,
 			})
 		}
 	}
-	if len(frames) == 0 {
+	if len(w.frames) == 0 || p.Held && w.bytes < sendBytes {
 		return nil
 	}
 	ctx := w.s.ctx
 	if !w.sent && w.c != nil { // the answer is owed in any case
 		ctx = w.s.patient(w.c)
 	}
-	err := w.s.conn.Send(ctx, frames...)
-	clear(w.frames[:])
+	err := w.s.conn.Send(ctx, w.frames...)
+	w.forget()
 	return err
+}
+
+// forget lets go of the store's memory.
+func (w *getWork) forget() {
+	clear(w.frames)
+	w.frames, w.bytes = w.frames[:0], 0
 }
 
 // lend answers a get with FlagInPlace. What lies in memory is lent at once.

@@ -302,7 +302,11 @@ type Payload struct {
 	Tier   TierID     // that served it
 	Total  uint32     // length of the whole block
 	Sum    Sum        // of the whole block
-	Bytes  []byte     // the bytes wanted; valid only until the callback returns
+	Bytes  []byte     // the bytes wanted; valid only until the callback returns, or Held
+	// Held says that the next call comes without a wait and that Bytes stay valid until
+	// the first call without Held has returned, so that several blocks can be used at
+	// once. When the get fails before that call, they are not valid any more.
+	Held bool
 	// With GetOptions.Pieces: At is where Bytes lie in what is wanted, and More says
 	// that another call for the same key follows. The last one has the outcome: when
 	// it is no hit, what came before is worth nothing.

@@ -327,6 +327,7 @@ func (s *Store) Get(ctx context.Context, ns block.NamespaceID, hashLen int, want
 		if err != nil {
 			return err
 		}
+		p.Held = i+1 < len(want)
 		if err := use(i, p); err != nil {
 			return err
 		}
