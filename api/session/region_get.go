@@ -1,13 +1,8 @@
 package session
 
 import (
-	"context"
 	"errors"
-	"fmt"
 	"sync"
-	"time"
-
-	"github.com/zeebo/xxh3"
 
 	"github.com/kvtier/kvtier/api/access"
 	"github.com/kvtier/kvtier/index/block"
@@ -42,24 +37,13 @@ type regionGetWork struct {
 	segs  [][]Segment    // of each key of the message
 	room  []int64        // bytes of them; -1: they are none
 	lens  []int64        // bytes of each block, as far as they are known
-	again []int          // places of blocks that came with another checksum
+	bytes int64          // of those of want
+	parts []*regionPart  // of want, the last call's; more may be kept behind them
 	got   GotMessage
 	out   []byte
-
-	// Of the block that is being moved.
-	to     segmented
-	failed error
-	whole  summer
-	pieces xxh3.Hasher
-
-	use func(i int, p block.Payload) error
 }
 
-var regionGets = sync.Pool{New: func() any {
-	w := new(regionGetWork)
-	w.use = w.take
-	return w
-}}
+var regionGets = sync.Pool{New: func() any { return new(regionGetWork) }}
 
 // begin reads a request and opens its call. The bytes of p are not needed behind it.
 func (w *regionGetWork) begin(p []byte) (*call, error) {
@@ -77,7 +61,7 @@ func (w *regionGetWork) begin(p []byte) (*call, error) {
 			return nil, err
 		}
 	}
-	w.want, w.at, w.again = w.want[:0], w.at[:0], w.again[:0]
+	w.want, w.at, w.bytes = w.want[:0], w.at[:0], 0
 	w.segs, w.room, w.lens, w.got.Blocks = m.split(w.segs[:0]), sized(w.room, n), sized(w.lens, n), sized(w.got.Blocks, n)
 	w.got.Lease, w.got.LeaseMS = 0, 0
 	for i := range n {
@@ -102,7 +86,7 @@ func (w *regionGetWork) begin(p []byte) (*call, error) {
 		w.got.Blocks[i].Status = StatusOK
 		one := block.Wanted{}
 		copy(one.Hash[:], m.Hashes[i*hl:(i+1)*hl])
-		w.want, w.at = append(w.want, one), append(w.at, i)
+		w.want, w.at, w.bytes = append(w.want, one), append(w.at, i), w.bytes+w.lens[i]
 	}
 	return w.c, nil
 }
@@ -119,103 +103,55 @@ func (s *Segments) split(into [][]Segment) [][]Segment {
 // run serves the call on a goroutine of its own.
 func (w *regionGetWork) run(c *call) error {
 	defer regionGets.Put(w)
-	defer w.whole.drop()
-	s, m := w.s, &w.m
-	o := block.GetOptions{Class: m.Class, Quiet: m.Flags&FlagQuiet != 0, NoPromote: m.Flags&FlagNoPromote != 0, Pieces: true}
-	if len(w.want) > 0 {
-		if err := s.srv.store.Get(c.ctx, m.NS, int(m.HashLen), w.want, o, w.use); err != nil {
-			return err
-		}
-	}
-	if again := w.again; len(again) > 0 {
-		// The store looks at them itself, and drops what is damaged.
-		o.Verify, o.Quiet, o.Pieces = true, true, false
-		want := make([]block.Wanted, len(again))
-		for j, i := range again {
-			want[j] = w.want[i]
-			again[j] = w.at[i]
-		}
-		w.want, w.at, w.again = want, again, nil
-		if err := s.srv.store.Get(c.ctx, m.NS, int(m.HashLen), w.want, o, w.use); err != nil {
-			return err
-		}
+	if err := w.moveAll(); err != nil {
+		return err
 	}
 	c.end()
 	w.out = w.got.Append(w.out[:0])
-	return s.send(s.ctx, w.id, CodeGot, w.out)
+	return w.s.send(w.s.ctx, w.id, CodeGot, w.out)
 }
 
-// take moves what the store hands out: the payload is valid until it returns. It fails
-// only when the call has ended.
-func (w *regionGetWork) take(i int, p block.Payload) error {
-	key := w.at[i]
-	g := &w.got.Blocks[key]
-	if p.Reason == block.Hit {
-		if p.At == 0 {
-			w.to, w.failed = segmented{rs: &w.s.regions, segs: w.segs[key]}, nil
-			w.whole.drop()
-			w.pieces.Reset()
-			if int64(p.Total) > w.room[key] {
-				w.failed = invalid("segments of %d bytes for a block of %d", w.room[key], p.Total)
-			}
-		}
-		if w.failed == nil {
-			w.failed = w.move(w.c.ctx, &p)
-		}
-		if err := w.c.ctx.Err(); err != nil {
-			return context.Cause(w.c.ctx)
-		}
-	}
-	switch {
-	case p.More:
+// moveAll gets the blocks, many of them by several goroutines: the store hands the blocks
+// of one get out one by one, and one core does not copy and hash as fast as memory
+// could. Nobody touches the regions any more when it returns.
+func (w *regionGetWork) moveAll() error {
+	if len(w.want) == 0 {
 		return nil
-	case p.Reason != block.Hit:
-		*g = GotBlock{Reason: p.Reason, Tier: p.Tier, Chunk: NoChunk}
-	case w.failed != nil:
-		*g = GotBlock{Status: StatusOf(w.failed), Tier: p.Tier, Total: p.Total, Chunk: NoChunk}
-	case w.sum(&p) != p.Sum:
-		*g = GotBlock{Reason: block.MissCorrupt, Tier: p.Tier, Chunk: NoChunk}
-		w.again = append(w.again, i)
-	default:
-		*g = GotBlock{Tier: p.Tier, Len: p.Total, Total: p.Total, Chunk: NoChunk, Sum: p.Sum}
+	}
+	w.parts = w.cut(w.parts[:0], movers(len(w.want), w.bytes))
+	var others sync.WaitGroup
+	for _, part := range w.parts[1:] {
+		others.Go(part.run)
+	}
+	w.parts[0].run()
+	others.Wait()
+	for _, part := range w.parts {
+		if part.err != nil {
+			return part.err
+		}
 	}
 	return nil
 }
 
-// move copies a piece of a block and hashes what it copied, a step at a time, while
-// that is in the cache: the store's bytes, since the client may change its own.
-func (w *regionGetWork) move(ctx context.Context, p *block.Payload) error {
-	pieces := p.At > 0 || p.More
-	deadline, _ := ctx.Deadline()
-	for at := 0; at < len(p.Bytes); {
-		// By the clock: a process that was stopped goes on before its timers do, and a
-		// client that has given the call up must not find bytes in its memory.
-		if ctx.Err() != nil || time.Now().After(deadline) {
-			return fmt.Errorf("get: %w", context.DeadlineExceeded)
+// cut makes n parts, or fewer, of about as many bytes each, and each of keys that
+// follow each other: the store fetches ahead what is asked for next.
+func (w *regionGetWork) cut(into []*regionPart, n int) []*regionPart {
+	var before int64
+	begin := 0
+	for i := range w.want {
+		before += w.lens[w.at[i]]
+		if i < len(w.want)-1 && (len(into) == n-1 || before < w.bytes/int64(n)*int64(len(into)+1)) {
+			continue
 		}
-		part := p.Bytes[at:min(at+regionStep, len(p.Bytes))]
-		if err := w.to.move(part, true); err != nil {
-			return err
+		var part *regionPart
+		if k := len(into); k < cap(into) {
+			part = into[:k+1][k]
 		}
-		at += len(part)
-		switch {
-		case pieces:
-			_, _ = w.pieces.Write(part) // it never fails
-		case len(p.Bytes) > regionStep:
-			w.whole.add(p.Bytes[:at])
+		if part == nil {
+			part = newRegionPart()
 		}
-		w.s.srv.stats.regionOut.Add(int64(len(part)))
+		part.w, part.want, part.at = w, w.want[begin:i+1], w.at[begin:i+1]
+		into, begin = append(into, part), i+1
 	}
-	return nil
-}
-
-// sum is the checksum of a block of which p is the last piece.
-func (w *regionGetWork) sum(p *block.Payload) block.Sum {
-	switch {
-	case p.At > 0:
-		return w.pieces.Sum128().Bytes()
-	case len(p.Bytes) > regionStep:
-		return w.whole.sum()
-	}
-	return sumOf(p.Bytes)
+	return into
 }

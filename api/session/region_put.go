@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -186,9 +185,6 @@ func (w *regionPutWork) fillSome(ctx context.Context, next int) int {
 	return next
 }
 
-// regionShare is how many bytes are worth a goroutine.
-const regionShare = 2 << 20
-
 // fillAll brings blocks into their places, from key k on, and says how each ended. Many
 // bytes are copied by several goroutines: one core does not copy and hash as fast as
 // memory could.
@@ -201,7 +197,7 @@ func (w *regionPutWork) fillAll(ctx context.Context, k int, places []block.Grant
 		}
 	}
 	var others sync.WaitGroup
-	for range min(runtime.GOMAXPROCS(0), len(places), len(places)*len(places[0].Mem)/regionShare) - 1 {
+	for range movers(len(places), int64(len(places)*len(places[0].Mem))) - 1 {
 		others.Go(work)
 	}
 	work()
