@@ -21,11 +21,12 @@ import (
 // hello reads the client's hello and answers it. With an error there is no session,
 // and the client has been told why if it could be.
 func (s *Server) hello(c net.Conn) (*session, error) {
-	if err := c.SetDeadline(time.Now().Add(s.o.HelloTimeout)); err != nil {
+	deadline := time.Now().Add(s.o.HelloTimeout)
+	if err := c.SetDeadline(deadline); err != nil {
 		return nil, fmt.Errorf("hello: %w", err)
 	}
 	p, files, err := frame.RecvHello(c)
-	defer closeFiles(files) // what is used of them is mapped then
+	defer func() { closeFiles(files) }() // those that register has not taken
 	if err != nil {
 		if errors.Is(err, frame.ErrFrame) {
 			s.refuse(c, invalid("hello: %v", err))
@@ -51,7 +52,11 @@ func (s *Server) hello(c net.Conn) (*session, error) {
 		return nil, err
 	}
 	if m.Features&FeatureRegions != 0 {
-		if err := sess.register(c, &m, files); err != nil {
+		ctx, cancel := context.WithDeadline(s.ctx, deadline)
+		err := sess.register(ctx, c, &m, files)
+		cancel()
+		files = nil
+		if err != nil {
 			err = fmt.Errorf("hello: %w", err)
 			s.refuse(c, err)
 			return nil, err

@@ -36,6 +36,10 @@ type ServerOptions struct {
 	AllRegions     int   // of all sessions [4096]
 	AllRegionBytes int64 // and their bytes [16 TiB]
 
+	// Openings is how many hellos have their regions opened at once; more wait. Those
+	// whose file system does not answer take one each, until it does [16].
+	Openings int
+
 	Frame frame.Options // keep-alive, and when a client that takes nothing loses its session
 }
 
@@ -73,5 +77,6 @@ func (o *ServerOptions) withDefaults() ServerOptions {
 	v.RegionBytes = min(v.RegionBytes, 1<<46) // of addresses there are not many more, and sums do not overflow
 	setDefault(&v.AllRegions, 4096)
 	setDefault(&v.AllRegionBytes, 16<<40)
+	setDefault(&v.Openings, 16)
 	return v
 }

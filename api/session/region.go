@@ -1,6 +1,7 @@
 package session
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -27,10 +28,11 @@ type regions struct {
 	bytes int64 // of all
 }
 
-// register maps the regions of a session's hello.
-func (s *session) register(c net.Conn, m *HelloMessage, files []int) error {
+// register maps the regions of a session's hello within the time of ctx. The files are
+// not the caller's any more.
+func (s *session) register(ctx context.Context, c net.Conn, m *HelloMessage, files []int) error {
 	var err error
-	if s.regions, err = s.srv.registerRegions(s.cred, m.Regions, files); err != nil {
+	if s.regions, err = s.srv.openRegions(ctx, s.cred, m.Regions, files); err != nil {
 		return err
 	}
 	if s.held, err = holdSocket(c); err != nil {
@@ -49,8 +51,8 @@ func (s *session) unregister() {
 }
 
 // registerRegions maps what the hello of a client lists. Nothing is mapped when it
-// fails.
-func (s *Server) registerRegions(client *unix.Ucred, list []HelloRegion, files []int) (rs regions, err error) {
+// fails. It may be held up by the files' file systems; ctx ends it between two files.
+func (s *Server) registerRegions(ctx context.Context, client *unix.Ucred, list []HelloRegion, files []int) (rs regions, err error) {
 	if client == nil {
 		return rs, invalid("regions: they need a unix socket")
 	}
@@ -81,7 +83,10 @@ func (s *Server) registerRegions(client *unix.Ucred, list []HelloRegion, files [
 		if r.Path == "" {
 			fd, files = files[0], files[1:]
 		}
-		if rs.all[i].mem, err = mapRegion(r, fd, client.Uid); err != nil {
+		if err = ctx.Err(); err == nil {
+			rs.all[i].mem, err = mapRegion(r, fd, client.Uid)
+		}
+		if err != nil {
 			return rs, errors.Join(regionError(i, err), s.dropRegions(&rs))
 		}
 	}

@@ -30,6 +30,8 @@ type Server struct {
 	conns   sync.WaitGroup  // goroutines of connections, each until its session has ended
 	orphans orphans
 
+	openings openings
+
 	mu struct {
 		sync.Mutex
 		closing   bool
@@ -56,6 +58,7 @@ func NewServer(s Store, opts *ServerOptions) *Server {
 	var stop context.CancelFunc
 	srv.noWait, stop = context.WithCancel(context.Background())
 	stop()
+	srv.openings.init(o.Openings)
 	srv.orphans = orphans{store: s, log: srv.log, ctx: srv.ctx}
 	srv.orphans.mu.of = make(map[uint64]*orphaned)
 	srv.mu.listeners = make(map[net.Listener]struct{})
@@ -149,10 +152,15 @@ func (s *Server) serveConn(c net.Conn) {
 	sess.run()
 }
 
+// openingsEnd is how long the end of a server waits for files that are being opened.
+const openingsEnd = time.Second
+
 // Drain stops accepting connections and calls, lets the calls that are under way
 // end until ctx does, and then ends all sessions. It returns when nothing of the
 // server runs, with the context's error if calls were broken off. The places of
-// clients that share the store's memory, and live on, are left as they are.
+// clients that share the store's memory, and live on, are left as they are. Only files
+// of clients that are being opened on a file system that does not answer are not waited
+// for to the end: what comes of that is given back when it answers.
 func (s *Server) Drain(ctx context.Context) error {
 	s.mu.Lock()
 	s.mu.closing = true
@@ -180,6 +188,9 @@ func (s *Server) Drain(ctx context.Context) error {
 	s.cancel()
 	<-done
 	s.orphans.work.Wait()
+	if n := s.openings.wait(openingsEnd); n > 0 {
+		s.log.Warn("files of clients are being opened still, on file systems that do not answer", "hellos", n)
+	}
 	return err
 }
 

@@ -12,7 +12,7 @@ type counters struct {
 	bytesIn, bytesOut, skipped atomic.Int64 // of sessions that have ended
 	calls                      [lastCode + 1]atomic.Int64
 
-	regionIn, regionOut, regionFaults atomic.Int64
+	regionIn, regionOut, regionFaults, openLate atomic.Int64
 }
 
 func (c *counters) add(s frame.Stats) {
@@ -44,6 +44,8 @@ type Stats struct {
 	RegionIn     int64 // bytes copied from them
 	RegionOut    int64 // and to them
 	RegionFaults int64 // regions that were cut short while they were used
+	Openings     int64 // hellos whose regions are being opened now
+	OpenLate     int64 // hellos refused because that was not done in time
 }
 
 // Stats is a snapshot of the server's state and counters.
@@ -53,6 +55,7 @@ func (s *Server) Stats() Stats {
 		Orphans: s.orphans.count(), Accepted: c.accepted.Load(), Refused: c.refused.Load(), Busy: c.busy.Load(),
 		Corrupt: c.corrupt.Load(), Expired: c.expired.Load(), Calls: make(map[Code]int64),
 		RegionIn: c.regionIn.Load(), RegionOut: c.regionOut.Load(), RegionFaults: c.regionFaults.Load(),
+		Openings: int64(len(s.openings.slots)), OpenLate: c.openLate.Load(),
 	}
 	for code := range c.calls {
 		if n := c.calls[code].Load(); n > 0 {

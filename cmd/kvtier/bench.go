@@ -130,7 +130,8 @@ Targets: ` + strings.Join(names, " ") + `, or all.
                            worker that copies and hashes in the same steps, between the
                            same buffers and memory like the store's
   attach.region_get.1MiB.d16  the same where the daemon moves the bytes, to and from the
-  attach.region_put.1MiB.d16  worker's region; a bare loop as the daemon's
+  attach.region_put.1MiB.d16  worker's region, by several goroutines; a bare loop as the
+                           daemon's, but one: with idle cores the ratio is above 1
   attach.lease_read.1MiB   from the call to a byte of a block that is lent where it lies,
                            median call; an empty call of the same client
   attach.match_lease.256   a match of 256 keys with a lease, median call; a call of the same

@@ -37,6 +37,8 @@ func newSessionCollector(take func() (session.Stats, bool)) *sessionCollector {
 	c.server.add(counter, "region_read_bytes_total", "Bytes copied from regions of clients into the store.", func(s *session.Stats) float64 { return float64(s.RegionIn) })
 	c.server.add(counter, "region_written_bytes_total", "Bytes copied from the store into regions of clients.", func(s *session.Stats) float64 { return float64(s.RegionOut) })
 	c.server.add(counter, "region_faults_total", "Regions that were cut short while they were used.", func(s *session.Stats) float64 { return float64(s.RegionFaults) })
+	c.server.add(gauge, "opening_regions", "Hellos whose regions are being opened; on a file system that does not answer they stay.", func(s *session.Stats) float64 { return float64(s.Openings) })
+	c.server.add(counter, "late_regions_total", "Hellos refused because their regions could not be opened in time.", func(s *session.Stats) float64 { return float64(s.OpenLate) })
 	return c
 }
 
