@@ -22,6 +22,7 @@ func identityOf(ctx context.Context) *access.Identity {
 }
 
 // authorize says who makes a call, by its bearer token, in the context that it returns.
+// A stranger is an ErrDenied with the code Unauthenticated.
 func (s *Server) authorize(ctx context.Context, method string) (context.Context, error) {
 	if s.access == nil || strings.HasPrefix(method, "/grpc.health.v1.Health/") {
 		return ctx, nil
@@ -29,12 +30,12 @@ func (s *Server) authorize(ctx context.Context, method string) (context.Context,
 	md, _ := metadata.FromIncomingContext(ctx)
 	values := md.Get("authorization")
 	if len(values) == 0 {
-		return nil, fmt.Errorf("%w: no bearer token in the call, and this server wants one", block.ErrDenied)
+		return nil, stranger{fmt.Errorf("%w: no bearer token in the call, and this server wants one", block.ErrDenied)}
 	}
 	scheme, token, _ := strings.Cut(values[0], " ")
 	id := s.access.ByToken(token)
 	if !strings.EqualFold(scheme, "bearer") || id == nil {
-		return nil, fmt.Errorf("%w: wrong bearer token", block.ErrDenied)
+		return nil, stranger{fmt.Errorf("%w: wrong bearer token", block.ErrDenied)}
 	}
 	return context.WithValue(ctx, identityKey{}, id), nil
 }

@@ -201,7 +201,7 @@ func TestAccess(t *testing.T) {
 			case may && err != nil:
 				t.Errorf("%s as %s: %v", tt.name, w.name, err)
 			case may:
-			case status.Code(err) != codes.Unauthenticated || !strings.Contains(err.Error(), w.name):
+			case status.Code(err) != codes.PermissionDenied || !strings.Contains(err.Error(), w.name):
 				t.Errorf("%s as %s: error %v, want a denial that names it", tt.name, w.name, err)
 			case strings.ToLower(tt.needs) != tt.needs:
 			case w.has == "" && !strings.HasSuffix(tt.name, "Namespace"):

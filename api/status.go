@@ -33,10 +33,16 @@ var statusTable = [...]statusRow{
 	{block.ErrConflict, pb.Cause_CAUSE_CONFLICT, codes.AlreadyExists},
 	{block.ErrMismatch, pb.Cause_CAUSE_MISMATCH, codes.FailedPrecondition},
 	{block.ErrClosed, pb.Cause_CAUSE_CLOSED, codes.Unavailable},
-	{block.ErrDenied, pb.Cause_CAUSE_DENIED, codes.Unauthenticated},
+	{block.ErrDenied, pb.Cause_CAUSE_DENIED, codes.PermissionDenied},
 	{context.DeadlineExceeded, pb.Cause_CAUSE_DEADLINE, codes.DeadlineExceeded},
 	{context.Canceled, pb.Cause_CAUSE_CANCELLED, codes.Canceled},
 }
+
+// stranger is an ErrDenied of a caller that gives no token, or nobody's: the code is
+// Unauthenticated, and that of the table where the caller is known.
+type stranger struct{ error }
+
+func (e stranger) Unwrap() error { return e.error }
 
 // rowOf finds the first row whose sentinel err is. Errors of no row are internal.
 func rowOf(err error) statusRow {
@@ -72,7 +78,11 @@ func toStatus(err error) error {
 		return st.GRPCStatus().Err()
 	}
 	row := rowOf(err)
-	s := status.New(row.code, err.Error())
+	code := row.code
+	if errors.As(err, new(stranger)) {
+		code = codes.Unauthenticated
+	}
+	s := status.New(code, err.Error())
 	if row.sentinel == nil {
 		return s.Err()
 	}
@@ -128,8 +138,12 @@ func fromStatus(err error) error {
 			return fromFailure(f)
 		}
 	}
+	code := st.Code()
+	if code == codes.Unauthenticated {
+		code = codes.PermissionDenied // in the table
+	}
 	for _, r := range statusTable {
-		if r.code == st.Code() {
+		if r.code == code {
 			return &remoteError{text: st.Message(), is: r.sentinel}
 		}
 	}

@@ -68,6 +68,7 @@ func TestStatusWithoutDetails(t *testing.T) {
 		codes.FailedPrecondition: block.ErrUnavailable,
 		codes.Unavailable:        block.ErrDisconnected,
 		codes.AlreadyExists:      block.ErrConflict,
+		codes.PermissionDenied:   block.ErrDenied,
 		codes.Unauthenticated:    block.ErrDenied,
 		codes.DeadlineExceeded:   context.DeadlineExceeded,
 		codes.Canceled:           context.Canceled,
@@ -78,6 +79,18 @@ func TestStatusWithoutDetails(t *testing.T) {
 	}
 	if err := fromStatus(status.Error(codes.Unimplemented, "unknown service")); errors.Unwrap(err) != nil {
 		t.Errorf("Unimplemented came back as %v", errors.Unwrap(err))
+	}
+}
+
+// A stranger has a code of its own, and is an ErrDenied to the client as well.
+func TestStatusStranger(t *testing.T) {
+	err := fmt.Errorf("call: %w", stranger{fmt.Errorf("%w: no token", block.ErrDenied)})
+	st := toStatus(err)
+	if status.Code(st) != codes.Unauthenticated {
+		t.Errorf("status %v, want Unauthenticated", st)
+	}
+	if back := fromStatus(st); !errors.Is(back, block.ErrDenied) || back.Error() != err.Error() {
+		t.Errorf("it came back as %v", back)
 	}
 }
 
