@@ -3,7 +3,6 @@ package xfertest
 import (
 	"context"
 	"errors"
-	"runtime"
 	"testing"
 	"time"
 
@@ -40,12 +39,18 @@ func loop(ctx context.Context, r *xfer.Request) (begun <-chan struct{}, end <-ch
 func (d *duo) busy(ctx context.Context, op xfer.Op) (*xfer.Request, <-chan error) {
 	d.t.Helper()
 	r := d.request(op, stripes(16, d.size/16))
+	began := time.Now()
 	begun, end := loop(ctx, r)
 	<-begun
-	for range d.rand.IntN(2000) {
-		runtime.Gosched()
-	}
+	d.moment(began)
 	return r, end
+}
+
+// moment waits for a random moment of what goes round and has done so once since began:
+// for as much as one more round, at most. Yielding instead would cost a time slice
+// each time where those who copy have all processors.
+func (d *duo) moment(began time.Time) {
+	time.Sleep(time.Duration(d.rand.Int64N(int64(time.Since(began)))))
 }
 
 // underWay is the peer's loop over all of the registered part, at a random moment in
@@ -55,7 +60,7 @@ func (d *duo) underWay(op xfer.Op) <-chan outcome {
 	began := time.Now()
 	end := d.peer.start(d.theirs(op, stripes(16, d.size/16)...))
 	d.peer.must(call{Verb: "begun"})
-	time.Sleep(time.Duration(d.rand.Int64N(int64(time.Since(began))))) // as much as one more round, at most
+	d.moment(began)
 	return end
 }
 
