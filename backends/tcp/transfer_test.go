@@ -311,7 +311,8 @@ func TestNotify(t *testing.T) {
 func TestReconnect(t *testing.T) {
 	const size = 4 << 20
 	a := newNode(t, "a", size, Options{BackoffMin: time.Minute, BackoffMax: time.Minute})
-	b := newNode(t, "b", size, Options{})
+	// Of this address nobody else is given the port while b is closed.
+	b := newNode(t, "b", size, Options{Listen: "127.0.0.2:0"})
 	remote := a.meets(t, b)
 	for range 3 {
 		if err := a.move(t.Context(), t, xfer.Write, remote, b, 0, size); err != nil {
