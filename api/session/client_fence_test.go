@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"sync"
 	"testing"
 	"time"
 
@@ -107,12 +108,13 @@ func hit(i, n int) session.GotBlock {
 // written anywhere; the session goes on.
 func TestClientCancelledGetIsFenced(t *testing.T) {
 	const n = 1000
-	late := make(chan struct{}) // the get is over
+	asked, late := make(chan struct{}), make(chan struct{}) // the get is under way, is over
 	c := played(t, welcome(), func(s *server) {
 		id, ok := s.want(session.CodeGet)
 		if !ok {
 			return
 		}
+		close(asked)
 		<-late
 		s.data(id, 0, 0, bytesOf(1, n))
 		s.reply(session.CodeGot, id, &session.GotMessage{Blocks: []session.GotBlock{hit(1, n)}})
@@ -121,8 +123,11 @@ func TestClientCancelledGetIsFenced(t *testing.T) {
 			s.reply(session.CodeGot, id, &session.GotMessage{Blocks: []session.GotBlock{hit(2, n)}})
 		}
 	})
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-	defer cancel()
+	ctx, expire := expiring(t)
+	go func() {
+		<-asked
+		expire()
+	}()
 	mem := bytes.Repeat([]byte{0x5a}, n)
 	if _, err := c.Get(ctx, oneNS, []session.GetItem{{Hash: hashOf(1), Into: mem}}, block.GetOptions{}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatal(err)
@@ -135,6 +140,31 @@ func TestClientCancelledGetIsFenced(t *testing.T) {
 	}
 	if !bytes.Equal(mem, bytes.Repeat([]byte{0x5a}, n)) {
 		t.Error("the memory of a call that was over was written to")
+	}
+}
+
+// expiring is a context that is past its deadline when the test says so, however slow
+// the machine is.
+func expiring(t *testing.T) (ctx context.Context, expire func()) {
+	x := &expirable{Context: t.Context(), over: make(chan struct{})}
+	return x, sync.OnceFunc(func() { close(x.over) })
+}
+
+type expirable struct {
+	context.Context
+	over chan struct{}
+}
+
+func (x *expirable) Deadline() (time.Time, bool) { return time.Now().Add(patience), true }
+
+func (x *expirable) Done() <-chan struct{} { return x.over }
+
+func (x *expirable) Err() error {
+	select {
+	case <-x.over:
+		return context.DeadlineExceeded
+	default:
+		return nil
 	}
 }
 

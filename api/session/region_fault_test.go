@@ -56,7 +56,8 @@ func TestRegionTruncated(t *testing.T) {
 			})
 		}
 		time.Sleep(time.Duration(rand.IntN(int(3 * time.Millisecond))))
-		if err := f.Truncate(int64(rand.IntN(n * count))); err != nil {
+		// The last page at least is gone: one that is in part does not fault.
+		if err := f.Truncate(int64(rand.IntN(n*count - os.Getpagesize()))); err != nil {
 			t.Fatal(err)
 		}
 		// A key at the end of it meets the fault.
