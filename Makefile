@@ -18,6 +18,8 @@ STATICCHECK := $(BIN)/staticcheck@v0.8.2
 GOFUMPT     := $(BIN)/gofumpt@v0.12.0
 PROTOC_GO   := $(BIN)/protoc-gen-go@v1.36.12
 PROTOC_GRPC := $(BIN)/protoc-gen-go-grpc@v1.6.2
+# Servers that tests talk to.
+VERSITYGW   := $(BIN)/versitygw@v1.8.0
 
 .PHONY: build
 build: ## build bin/kvtier
@@ -27,11 +29,11 @@ build: ## build bin/kvtier
 run: build ## a tour: daemon, real trace, every byte verified, restart
 	e2e/tour.sh bin/kvtier cmd/kvtier/testdata/conversation_small.jsonl.gz
 
-# KVTIER_REQUIRE names what this machine must have (io_uring, loop, root, vllm): a
+# KVTIER_REQUIRE names what this machine must have (io_uring, loop, root, versitygw, vllm): a
 # test that misses it fails then. Without it the test is skipped, and the skip is
 # printed. Engines are tested on a machine without a person, and where vllm is named.
 .PHONY: test
-test: lint proto-check test-plain test-race python-test $(if $(CI)$(findstring vllm,$(KVTIER_REQUIRE)),engines) ## everything: lint, drift of generated code, all tests, with the race detector too
+test: lint proto-check $(VERSITYGW) test-plain test-race python-test $(if $(CI)$(findstring vllm,$(KVTIER_REQUIRE)),engines) ## everything: lint, drift of generated code, all tests, with the race detector too
 
 .PHONY: check
 check: lint ## the quick part: lint, and the tests that are short, with the race detector
@@ -119,7 +121,7 @@ proto-check: protoc $(PROTOC_GO) $(PROTOC_GRPC)
 	if ! diff -r -I '^// .*protoc  ' api/kvtierpb "$$dir"; then echo "api/kvtierpb is not what api/kvtier.proto says, run make proto"; exit 1; fi
 
 .PHONY: tools
-tools: $(STATICCHECK) $(GOFUMPT) $(PROTOC_GO) $(PROTOC_GRPC) protoc ## install what the other targets need, into .bin
+tools: $(STATICCHECK) $(GOFUMPT) $(PROTOC_GO) $(PROTOC_GRPC) $(VERSITYGW) protoc ## install what the other targets need, into .bin
 
 # install puts the program of the Go package $(1) in place of a target.
 install = GOBIN=$(BIN)/new CGO_ENABLED=0 go install $(1)@$(lastword $(subst @, ,$@)) && mv $(BIN)/new/$(notdir $(1)) $@ && rmdir $(BIN)/new
@@ -132,6 +134,8 @@ $(PROTOC_GO):
 	$(call install,google.golang.org/protobuf/cmd/protoc-gen-go)
 $(PROTOC_GRPC):
 	$(call install,google.golang.org/grpc/cmd/protoc-gen-go-grpc)
+$(VERSITYGW):
+	$(call install,github.com/versity/versitygw/cmd/versitygw)
 
 # apt installs the Debian package $(2) when there is no program $(1).
 apt = @command -v $(1) >/dev/null || { [[ $$(id -u) == 0 ]] && apt-get update -qq && apt-get install -y -qq $(2); } || \

@@ -18,9 +18,8 @@ const abortTimeout = 5 * time.Second
 type transfer struct {
 	b       *Backend
 	p       *prepared
-	ctx     context.Context // the caller's
-	done    func(i int, err error)
-	next    atomic.Int64 // the first job that nobody has taken
+	done    func(i int, err error) // called with mu held: by one goroutine at a time
+	next    atomic.Int64           // the first job that nobody has taken
 	uploads []*uploading
 	mu      struct {
 		sync.Mutex
@@ -47,7 +46,7 @@ func (b *Backend) Transfer(ctx context.Context, r xfer.Prepared, done func(i int
 		return err
 	}
 	defer b.inFlight.Done()
-	t := &transfer{b: b, p: p, ctx: ctx, done: done}
+	t := &transfer{b: b, p: p, done: done}
 	t.mu.pairs = make([]pairState, len(p.remote))
 	for i, n := range p.parts {
 		t.mu.pairs[i].left = n
@@ -57,15 +56,15 @@ func (b *Backend) Transfer(ctx context.Context, r xfer.Prepared, done func(i int
 	}
 	var workers sync.WaitGroup
 	for range min(len(p.jobs), b.opt.Concurrency) - 1 {
-		workers.Go(t.work)
+		workers.Go(func() { t.work(ctx) })
 	}
-	t.work()
+	t.work(ctx)
 	workers.Wait()
 	return nil
 }
 
 // work takes jobs until there are none. With an ended ctx each ends at once.
-func (t *transfer) work() {
+func (t *transfer) work(ctx context.Context) {
 	for {
 		i := int(t.next.Add(1)) - 1
 		if i >= len(t.p.jobs) {
@@ -74,37 +73,37 @@ func (t *transfer) work() {
 		j := &t.p.jobs[i]
 		switch j.kind {
 		case KindGet:
-			t.get(j)
+			t.get(ctx, j)
 		case KindPut:
-			_, err := t.b.put(t.ctx, j.key, j.v, j.size, false)
+			_, err := t.b.put(ctx, j.key, j.v, j.size, false)
 			moved := j.size
 			if err != nil {
 				moved = 0
 			}
 			t.credit(j, moved, "", err)
 		case KindPart:
-			t.part(j)
+			t.part(ctx, j)
 		}
 	}
 }
 
-func (t *transfer) get(j *job) {
-	got, err := t.b.get(t.ctx, j.key, j.off, j.v, j.size, j.whole)
+func (t *transfer) get(ctx context.Context, j *job) {
+	got, err := t.b.get(ctx, j.key, j.off, j.v, j.size, j.whole)
 	t.credit(j, got.N, got.ETag, err)
 }
 
 // part stores a part. Whoever ends the last one completes the upload; the pairs are done
 // then, all of them, since none is there before.
-func (t *transfer) part(j *job) {
+func (t *transfer) part(ctx context.Context, j *job) {
 	u := t.uploads[j.upload.index]
-	if last := u.part(t.ctx, j.number, j.v, j.size); !last {
+	if last := u.part(ctx, j.number, j.v, j.size); !last {
 		return
 	}
-	_, err := u.finish(t.ctx)
+	_, err := u.finish(ctx)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, pair := range j.upload.pairs {
-		t.end(pair, err)
+		t.done(pair, err)
 	}
 }
 
@@ -133,13 +132,10 @@ func (t *transfer) credit(j *job, moved int64, etag string, err error) {
 			}
 		}
 		if pr.left--; pr.left == 0 {
-			t.end(s.pair, pr.err)
+			t.done(s.pair, pr.err)
 		}
 	}
 }
-
-// end needs t.mu: done is called by one goroutine at a time.
-func (t *transfer) end(pair int, err error) { t.done(pair, err) }
 
 // get reads a range, with retries. Of what failed it says how much of the beginning is
 // good, which is none unless the object just ends there.
