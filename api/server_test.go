@@ -332,11 +332,13 @@ func TestStalledGetEnds(t *testing.T) {
 	conn, _ := raw(t, s, &api.ServerOptions{Timeout: 100 * time.Millisecond})
 	c := pb.NewKvtierClient(conn)
 	const size = 1 << 20
-	ns, err := c.OpenNamespace(t.Context(), &pb.OpenNamespaceRequest{Descriptor_: &pb.Descriptor{Name: "ns", BlockBytes: size}})
+	patient, cancel := context.WithTimeout(t.Context(), 30*time.Second) // for what is to go well
+	defer cancel()
+	ns, err := c.OpenNamespace(patient, &pb.OpenNamespaceRequest{Descriptor_: &pb.Descriptor{Name: "ns", BlockBytes: size}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	put, err := c.Put(t.Context())
+	put, err := c.Put(patient)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -378,7 +380,9 @@ func TestDefaultDeadline(t *testing.T) {
 	s := memstore.New(&memstore.Options{Capacity: 1000})
 	conn, _ := raw(t, s, &api.ServerOptions{Timeout: 20 * time.Millisecond})
 	c := pb.NewKvtierClient(conn)
-	ns, err := c.OpenNamespace(t.Context(), &pb.OpenNamespaceRequest{Descriptor_: &pb.Descriptor{Name: "ns", MaxBlockBytes: 1 << 20}})
+	patient, cancel := context.WithTimeout(t.Context(), 30*time.Second) // for what is to go well
+	defer cancel()
+	ns, err := c.OpenNamespace(patient, &pb.OpenNamespaceRequest{Descriptor_: &pb.Descriptor{Name: "ns", MaxBlockBytes: 1 << 20}})
 	if err != nil {
 		t.Fatal(err)
 	}
