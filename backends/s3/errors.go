@@ -44,6 +44,7 @@ var classes = map[string]object.Class{
 	"NoSuchUpload":                       object.ClassNotFound,
 	"NotFound":                           object.ClassNotFound,
 	"NoSuchBucket":                       object.ClassNoBucket,
+	"InvalidBucketName":                  object.ClassNoBucket,
 	"PreconditionFailed":                 object.ClassExists,
 	"ConditionalRequestConflict":         object.ClassUnavailable, // another write is under way: ask again
 	"OperationAborted":                   object.ClassUnavailable,

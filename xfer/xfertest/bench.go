@@ -41,7 +41,7 @@ func Bench(b *testing.B, h Harness) {
 			}
 			b.Run(fmt.Sprintf("%s-%s/%s/new+1x4KiB", pair.Local, pair.Remote, op), func(b *testing.B) {
 				g := newRig(b, h, pair, 4<<10)
-				local, remote := g.lists(stripes(1, 4<<10))
+				local, remote := g.lists(op, stripes(1, 4<<10))
 				b.SetBytes(4 << 10)
 				b.ReportAllocs()
 				for b.Loop() {

@@ -77,7 +77,7 @@ func (o *outcomes) transfer(ctx context.Context, b xfer.Backend, p xfer.Prepared
 func testDone(t *testing.T, h Harness, pair xfer.Pair) {
 	g := newBareRig(t, h, pair, 4<<20)
 	for _, op := range ops {
-		for _, pieces := range [][]piece{{{0, 0, 1}}, stripes(64, 64<<10), stripes(1000, 4096), g.scatter(500, 5000)} {
+		for _, pieces := range [][]piece{{{0, 0, 1}}, stripes(64, 64<<10), stripes(h.few(1000), 4096), g.scatter(h.few(500), 5000)} {
 			p := g.prepare(op, pieces)
 			for range 3 {
 				g.fill(g.source(op))
@@ -322,8 +322,8 @@ func testCancelAfter(t *testing.T, h Harness, pair xfer.Pair) {
 func testDeadline(t *testing.T, h Harness, pair xfer.Pair) {
 	g := newRig(t, h, pair, 1<<20)
 	pieces := stripes(64, 16<<10)
-	local, remote := g.lists(pieces)
 	for _, op := range ops {
+		local, remote := g.lists(op, pieces)
 		for _, c := range []struct {
 			deadline time.Time
 			want     error
@@ -401,7 +401,7 @@ func testCloseInFlight(t *testing.T, h Harness, pair xfer.Pair) {
 		var requests []*xfer.Request
 		pieces := stripes(8, size/8)
 		for _, p := range pieces {
-			local, remote := g.lists([]piece{p})
+			local, remote := g.lists(op, []piece{p})
 			r, err := g.agent.NewRequest(op, local, remote, nil)
 			if err != nil {
 				t.Fatal(err)

@@ -18,6 +18,8 @@ type Memory struct {
 	Desc xfer.Desc // all of it, as it would be registered
 	io.ReaderAt
 	io.WriterAt
+
+	pieces *objects // nil unless it is of Objects
 }
 
 // DRAM makes memory in an arena.

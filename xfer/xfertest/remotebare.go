@@ -226,7 +226,7 @@ func testWhoAnswers(t *testing.T, h RemoteHarness) {
 			t.Errorf("the error does not name both %s and %s: %v", other, b.farID, err)
 		}
 		for _, op := range ops {
-			local, remote := b.bounds([]piece{{0, 0, 4096}})
+			local, remote := b.bounds(op, []piece{{0, 0, 4096}})
 			remote[0].Region = region
 			p, err := b.near.Prepare(op, local, remote)
 			if err != nil {
@@ -268,7 +268,7 @@ func testBounds(t *testing.T, h RemoteHarness) {
 	defer b.remoteRole().UnloadRegion(region)
 	for _, off := range []int64{-guardBytes, -1, -4095, b.size - 4095, b.size, b.size + guardBytes - 4096} {
 		for _, op := range ops {
-			local, remote := b.bounds([]piece{{0, 0, 4096}, {8192, off, 4096}})
+			local, remote := b.bounds(op, []piece{{0, 0, 4096}, {8192, off, 4096}})
 			remote[0].Region, remote[1].Region = region, region
 			p, err := b.near.Prepare(op, local, remote)
 			if err != nil {
@@ -313,7 +313,7 @@ func testForgedInfo(t *testing.T, h RemoteHarness) {
 			if err != nil {
 				continue
 			}
-			local, remote := b.bounds([]piece{{100, 200, 300}})
+			local, remote := b.bounds(xfer.Read, []piece{{100, 200, 300}})
 			remote[0].Region = region
 			for _, op := range ops {
 				p, err := b.near.Prepare(op, local, remote)

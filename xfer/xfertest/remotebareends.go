@@ -175,7 +175,7 @@ func testBackOff(t *testing.T, h RemoteHarness) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		local, remote := b.bounds(pieces)
+		local, remote := b.bounds(xfer.Write, pieces)
 		remote[0].Region = region
 		q, err := b.near.Prepare(xfer.Read, local, remote)
 		if err != nil {
@@ -227,7 +227,7 @@ func testForget(t *testing.T, h RemoteHarness) {
 		}
 		b.regions[1] = region
 		op := ops[i%2]
-		local, remote := b.bounds([]piece{{0, 0, b.size}})
+		local, remote := b.bounds(xfer.Write, []piece{{0, 0, b.size}})
 		p, err := b.near.Prepare(op, local, remote)
 		if err != nil {
 			t.Fatal(err)

@@ -44,7 +44,7 @@ func testFlat(t *testing.T, h RemoteHarness) {
 	touch := func(i int) {
 		t.Helper()
 		op := ops[i%2]
-		local, remote := d.lists([]piece{{int64(i % 7), 0, 5000}})
+		local, remote := d.lists(op, []piece{{int64(i % 7), 0, 5000}})
 		r, err := d.agent.NewRequest(op, local, remote, d.options)
 		if err != nil {
 			t.Fatal(err)

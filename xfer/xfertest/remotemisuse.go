@@ -14,7 +14,7 @@ func testRemoteMisuse(t *testing.T, h RemoteHarness, op xfer.Op) {
 	d.peer.must(call{Verb: "register", N: half})
 	d.peer.must(call{Verb: "register", Off: half, N: half})
 
-	local, remote := d.lists([]piece{{0, 0, 4096}, {8192, 8192, 100}})
+	local, remote := d.lists(xfer.Write, []piece{{0, 0, 4096}, {8192, 8192, 100}})
 	if r, err := d.agent.NewRequest(op, local, remote, d.options); !errors.Is(err, xfer.ErrNotFound) {
 		t.Errorf("a peer that nobody has told of: %v, %v", r, err)
 	}

@@ -102,7 +102,7 @@ func testNotifyWithRequest(t *testing.T, h RemoteHarness, op xfer.Op) {
 	rounds := rounds(100, 30, 10)
 	d := newDuo(t, h, 1<<20)
 	pieces := d.blocks(64, 16<<10)
-	local, remote := d.lists(pieces)
+	local, remote := d.lists(op, pieces)
 	r, err := d.agent.NewRequest(op, local, remote, &xfer.RequestOptions{Peer: farName, Notify: []byte("yours")})
 	if err != nil {
 		t.Fatal(err)

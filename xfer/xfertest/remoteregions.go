@@ -21,7 +21,7 @@ func testRegisteredLater(t *testing.T, h RemoteHarness, op xfer.Op) {
 	d.check()
 	unknown := func() {
 		t.Helper()
-		local, remote := d.lists([]piece{second})
+		local, remote := d.lists(xfer.Write, []piece{second})
 		if r, err := d.agent.NewRequest(op, local, remote, d.options); !errors.Is(err, xfer.ErrNoBackend) && !errors.Is(err, xfer.ErrNotFound) {
 			t.Fatalf("a request for memory that the peer has not told of: %v, %v", r, err)
 		}

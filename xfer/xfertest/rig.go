@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"testing"
 
 	"github.com/kvtier/kvtier/xfer"
@@ -56,7 +57,11 @@ type rig struct {
 	remote  side
 	random  *rand.ChaCha8
 	rand    *rand.Rand
-	scratch []byte // as long as a model
+	scratch []byte   // as long as a model
+	own     struct { // the registrations of objects that writes make
+		sync.Mutex
+		regions map[xfer.Desc]xfer.Region // values nil when they are with the agent
+	}
 }
 
 // newRig makes an agent with the backend and size bytes registered on both
@@ -93,6 +98,11 @@ func newBareRig(t testing.TB, h Harness, pair xfer.Pair, size int64) *rig {
 	g := newMemory(t, h, pair, size)
 	g.backend = h.New(t)
 	t.Cleanup(func() {
+		for d, r := range g.own.regions {
+			if err := g.backend.Deregister(r); err != nil {
+				t.Errorf("deregister %v: %v", d, err)
+			}
+		}
 		for i, r := range g.regions {
 			if err := g.backend.Deregister(r); err != nil {
 				t.Errorf("deregister %s side: %v", g.sides()[i].name, err)
@@ -191,22 +201,56 @@ func (g *rig) refill(s *side, off, n int64) {
 	}
 }
 
-// lists describes pieces for an agent.
-func (g *rig) lists(pieces []piece) (local, remote xfer.DescList) {
+// lists describes pieces of an operation for an agent.
+func (g *rig) lists(op xfer.Op, pieces []piece) (local, remote xfer.DescList) {
+	g.t.Helper()
 	local = xfer.DescList{Type: g.local.typ, Descs: make([]xfer.Desc, len(pieces))}
 	remote = xfer.DescList{Type: g.remote.typ, Descs: make([]xfer.Desc, len(pieces))}
 	for i, p := range pieces {
 		local.Descs[i] = g.local.desc(p.local, p.n)
-		remote.Descs[i] = g.remote.desc(p.remote, p.n)
+		remote.Descs[i], _ = g.place(op, p)
 	}
 	return local, remote
 }
 
-// bounds describes pieces for the bare backend.
-func (g *rig) bounds(pieces []piece) (local, remote []xfer.Bound) {
+// place is the remote side of a piece: where an object is written whole, one of its own,
+// which is registered here.
+func (g *rig) place(op xfer.Op, p piece) (xfer.Desc, xfer.Region) {
+	g.t.Helper()
+	o := g.remote.mem.pieces
+	if o == nil || op != xfer.Write {
+		return g.remote.desc(p.remote, p.n), g.regions[1]
+	}
+	d := o.desc(guardBytes+p.remote, p.n)
+	g.own.Lock()
+	defer g.own.Unlock()
+	r, known := g.own.regions[d]
+	if !known {
+		var err error
+		if g.agent != nil {
+			err = g.agent.Register(g.t.Context(), xfer.DescList{Type: g.remote.typ, Descs: []xfer.Desc{d}}, nil)
+		} else {
+			r, err = g.backend.Register(g.t.Context(), g.remote.typ, d)
+		}
+		if err != nil {
+			g.t.Errorf("register %v: %v", d, err)
+		}
+		if g.own.regions == nil {
+			g.own.regions = map[xfer.Desc]xfer.Region{}
+		}
+		g.own.regions[d] = r
+	}
+	d.Meta = ""
+	return d, r
+}
+
+// bounds describes pieces of an operation for the bare backend.
+func (g *rig) bounds(op xfer.Op, pieces []piece) (local, remote []xfer.Bound) {
+	g.t.Helper()
 	for _, p := range pieces {
+		d, r := g.place(op, p)
 		local = append(local, xfer.Bound{Desc: g.local.desc(p.local, p.n), Type: g.local.typ, Region: g.regions[0]})
-		remote = append(remote, xfer.Bound{Desc: g.remote.desc(p.remote, p.n), Type: g.remote.typ, Region: g.regions[1]})
+		remote = append(remote, xfer.Bound{Desc: d, Type: g.remote.typ, Region: r})
 	}
 	return local, remote
 }
@@ -214,7 +258,7 @@ func (g *rig) bounds(pieces []piece) (local, remote []xfer.Bound) {
 // prepare prepares pieces with the bare backend for the length of the test.
 func (g *rig) prepare(op xfer.Op, pieces []piece) xfer.Prepared {
 	g.t.Helper()
-	local, remote := g.bounds(pieces)
+	local, remote := g.bounds(op, pieces)
 	p, err := g.backend.Prepare(op, local, remote)
 	if err != nil {
 		g.t.Fatalf("prepare: %v", err)
@@ -226,7 +270,7 @@ func (g *rig) prepare(op xfer.Op, pieces []piece) xfer.Prepared {
 // request makes a request for the length of the test.
 func (g *rig) request(op xfer.Op, pieces []piece) *xfer.Request {
 	g.t.Helper()
-	local, remote := g.lists(pieces)
+	local, remote := g.lists(op, pieces)
 	r, err := g.agent.NewRequest(op, local, remote, g.options)
 	if err != nil {
 		g.t.Fatal(err)
@@ -243,7 +287,7 @@ func (g *rig) request(op xfer.Op, pieces []piece) *xfer.Request {
 // move runs one request for the pieces and tells the models.
 func (g *rig) move(ctx context.Context, op xfer.Op, pieces ...piece) {
 	g.t.Helper()
-	local, remote := g.lists(pieces)
+	local, remote := g.lists(op, pieces)
 	r, err := g.agent.NewRequest(op, local, remote, g.options)
 	if err != nil {
 		g.t.Fatal(err)
@@ -263,6 +307,9 @@ func (g *rig) moved(op xfer.Op, pieces ...piece) {
 		l, r := g.local.at(p.local, p.n), g.remote.at(p.remote, p.n)
 		if op == xfer.Write {
 			copy(r, l)
+			if o := g.remote.mem.pieces; o != nil {
+				o.moved(guardBytes+p.remote, p.n)
+			}
 		} else {
 			copy(l, r)
 		}
@@ -275,6 +322,9 @@ func (g *rig) unknown(op xfer.Op, p piece) {
 	s, off := g.sink(op), p.local
 	if op == xfer.Write {
 		off = p.remote
+		if s.mem.pieces != nil {
+			return // it may still change: it is not looked at
+		}
 	}
 	if _, err := s.mem.ReadAt(s.at(off, p.n), guardBytes+off); err != nil {
 		g.t.Fatalf("read %s memory: %v", s.name, err)

@@ -37,6 +37,18 @@ type Harness struct {
 
 	// MaxBytes bounds the memory that a test moves at once (32 MiB when 0).
 	MaxBytes int64
+
+	// Dear says that each piece costs a request of a service: tests that move thousands
+	// of pieces move hundreds.
+	Dear bool
+}
+
+// few is a number of pieces or rounds, or a tenth of it where they are dear.
+func (h Harness) few(n int) int {
+	if h.Dear {
+		return (n + 9) / 10
+	}
+	return n
 }
 
 func (h Harness) maxBytes() int64 {
