@@ -216,8 +216,10 @@ func TestReadStalls(t *testing.T) {
 	for _, promote := range []bool{true, false} {
 		var got []block.MissReason
 		want := []block.Wanted{{Hash: hashOf(4)}, {Hash: hashOf(1)}, {Hash: hashOf(2)}, {Hash: hashOf(9)}}
-		err := s.Get(within(t, 100*time.Millisecond), ns.ID, hashLen, want, block.GetOptions{NoPromote: !promote}, func(_ int, p block.Payload) error {
+		ctx, expire := expiring(t)
+		err := s.Get(ctx, ns.ID, hashLen, want, block.GetOptions{NoPromote: !promote}, func(_ int, p block.Payload) error {
 			got = append(got, p.Reason)
+			time.AfterFunc(100*time.Millisecond, expire) // after the hit
 			return nil
 		})
 		if fmt.Sprint(got) != "[hit deadline deadline absent]" || err != nil {

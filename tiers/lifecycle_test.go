@@ -282,8 +282,8 @@ func TestTimeToLive(t *testing.T) {
 	o := tiers.Options{Dir: t.TempDir(), Slabs: slabIn(t, 64<<20), Agent: newAgent(t), DRAM: 16 << 20}
 	s := openStore(t, o)
 	ns := space(t, s, "a", 1<<20)
-	mustPut(t, s, ns, 1, 3000, block.PutOptions{Durable: block.G3, TTL: time.Second})
-	mustPut(t, s, ns, 2, 3000, block.PutOptions{Durable: block.G3, TTL: 2 * time.Second})
+	putBriefly(t, s, ns, 1, 3000)
+	putBriefly(t, s, ns, 2, 3000)
 	mustPut(t, s, ns, 3, 3000, block.PutOptions{Durable: block.G3, TTL: time.Hour})
 	mustPut(t, s, ns, 4, 3000, block.PutOptions{Durable: block.G3})
 	eventually(t, "block 1 is swept", func() bool { return used(s, block.G3) <= 3*3584 && used(s, block.G2) <= 3*3584 })
@@ -291,7 +291,7 @@ func TestTimeToLive(t *testing.T) {
 	s = reopen(t, s, o)
 	eventually(t, "block 2 is swept", func() bool { return used(s, block.G3) == 2*3584 })
 	wantMiss(t, s, ns, 2, block.MissAbsent)
-	mustPut(t, s, ns, 5, 3000, block.PutOptions{Durable: block.G3, TTL: time.Second})
+	putBriefly(t, s, ns, 5, 3000)
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -321,7 +321,7 @@ func TestNamespaceTTL(t *testing.T) {
 // session ends, and when it is left alone.
 func TestReservations(t *testing.T) {
 	t.Parallel()
-	s := openStore(t, tiers.Options{DRAM: 16 << 20, ReserveTTL: 100 * time.Millisecond, MaxReservations: 3})
+	s := openStore(t, tiers.Options{DRAM: 16 << 20, MaxReservations: 3})
 	ns := space(t, s, "a", 1<<20)
 	reserve := func(i int, session uint64) uint64 {
 		t.Helper()
@@ -359,9 +359,15 @@ func TestReservations(t *testing.T) {
 	if res := s.Commit(t.Context(), []uint64{a}); !errors.Is(res[0].Err, block.ErrLeaseExpired) {
 		t.Errorf("commit after the session ended: %v", res[0].Err)
 	}
-	eventually(t, "the last one has run out", func() bool { return match() == "---" && used(s, block.G2) == 0 })
+	s.EndSession(8)
 	b := reserve(5, 0)
 	s.Abort([]uint64{b, b, 99})
+	wantEmpty(t, s)
+
+	s = openStore(t, tiers.Options{DRAM: 16 << 20, ReserveTTL: 100 * time.Millisecond})
+	ns = space(t, s, "a", 1<<20)
+	reserve(1, 7)
+	eventually(t, "it has run out", func() bool { return match() == "---" && used(s, block.G2) == 0 })
 	wantEmpty(t, s)
 }
 
@@ -372,11 +378,14 @@ func TestLeaseExpires(t *testing.T) {
 	ns := space(t, s, "a", 1<<20)
 	mustPut(t, s, ns, 1, 3000, block.PutOptions{})
 	var res block.MatchResult
-	if err := s.Match(t.Context(), ns.ID, hashLen, pack(hashOf(1)), block.MatchOptions{Lease: 100 * time.Millisecond}, &res); err != nil {
+	if err := s.Match(t.Context(), ns.ID, hashLen, pack(hashOf(1)), block.MatchOptions{Lease: time.Minute}, &res); err != nil {
 		t.Fatal(err)
 	}
 	if e := tiers.EntryOf(s, keyOf(ns, 1)); e.Refs != 1 {
 		t.Errorf("%d references", e.Refs)
+	}
+	if _, err := s.RenewLease(res.Lease.ID, 100*time.Millisecond); err != nil {
+		t.Fatal(err)
 	}
 	eventually(t, "the lease is over", func() bool { return tiers.EntryOf(s, keyOf(ns, 1)).Refs == 0 })
 	if err := s.ReleaseLease(res.Lease.ID); !errors.Is(err, block.ErrLeaseExpired) {
@@ -429,8 +438,16 @@ func TestDurableWaitIsBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	release := tiers.HoldCommits(s)
-	if res := s.Commit(within(t, 20*time.Millisecond), []uint64{r.ID}); !errors.Is(res[0].Err, context.DeadlineExceeded) {
-		t.Errorf("commit: %v", res[0].Err)
+	ctx, expire := expiring(t)
+	answered := make(chan error, 1)
+	go func() { answered <- s.Commit(ctx, []uint64{r.ID})[0].Err }()
+	eventually(t, "the record is queued", func() bool {
+		e := tiers.EntryOf(s, keyOf(ns, 1))
+		return e.Ops > 0 && e.State[1] != 0
+	})
+	expire()
+	if err := <-answered; !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("commit: %v", err)
 	}
 	wantHit(t, s, ns, 1, 3000)
 	release()

@@ -216,7 +216,7 @@ func TestPiecesDeleted(t *testing.T) {
 	}
 }
 
-// TestPiecesStall: the last call comes by the deadline, also when the device does
+// TestPiecesStall: the last call comes when the time is over, also when the device does
 // not let go of the memory, which nobody else gets meanwhile. So it is when use
 // does not want more.
 func TestPiecesStall(t *testing.T) {
@@ -239,7 +239,7 @@ func TestPiecesStall(t *testing.T) {
 			resume := make(chan struct{})
 			a := failing(t, xfertest.Rule{Fault: c.fault, Ops: []xfer.Op{xfer.Read}, Call: 1, Descs: []int{7, 8}, Resume: resume})
 			s, _, ns := coldBlocks(t, a, 8, size)
-			ctx := within(t, 200*time.Millisecond)
+			ctx, over := expiring(t)
 			came := int64(3 * pieceBytes) // of what is read, at its cuts
 			if c.promote {
 				came -= 4096 // the slot, not the payload, is cut
@@ -249,7 +249,7 @@ func TestPiecesStall(t *testing.T) {
 					return enough
 				}
 				if p.At+int64(len(p.Bytes)) == came {
-					<-ctx.Done() // the bytes stay when the time is over
+					over() // its time; the bytes stay
 				}
 				if p.More && !slices.Equal(p.Bytes, payload(1, size)[p.At:][:len(p.Bytes)]) {
 					t.Errorf("wrong bytes at %d", p.At)

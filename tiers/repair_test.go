@@ -102,7 +102,7 @@ func TestRepair(t *testing.T) {
 					t.Fatal(err)
 				}
 				mustPut(t, s, b, 41, size(41), g3)
-				mustPut(t, s, c, 42, size(42), block.PutOptions{Durable: block.G3, TTL: time.Second})
+				putBriefly(t, s, c, 42, size(42))
 				if end == "unclean" {
 					tiers.CloseUnclean(t, s)
 				} else if err := s.Close(); err != nil {

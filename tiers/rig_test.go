@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"sync"
 	"testing"
 	"time"
 
@@ -87,6 +88,49 @@ func within(t testing.TB, d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), d)
 	t.Cleanup(cancel)
 	return ctx
+}
+
+// expiring is a context that is past its deadline when the test says so, however slow
+// the machine is.
+func expiring(t testing.TB) (ctx context.Context, expire func()) {
+	x := &expirable{Context: t.Context(), over: make(chan struct{})}
+	return x, sync.OnceFunc(func() { close(x.over) })
+}
+
+type expirable struct {
+	context.Context
+	over chan struct{}
+}
+
+func (x *expirable) Done() <-chan struct{} { return x.over }
+
+func (x *expirable) Err() error {
+	select {
+	case <-x.over:
+		return context.DeadlineExceeded
+	default:
+		return nil
+	}
+}
+
+// patiently makes a call with a deadline, and with longer ones while done is false: on
+// a machine that is busy a short one may be over before the call has begun.
+func patiently(t testing.TB, d time.Duration, call func(ctx context.Context) (done bool)) {
+	t.Helper()
+	for ; !call(within(t, d)); d *= 2 {
+		if d > 10*time.Second {
+			t.Fatalf("it is not so with %v either", d)
+		}
+	}
+}
+
+// putBriefly puts block i in G3 with a time to live of a second, which may be over
+// before the put is answered.
+func putBriefly(t testing.TB, s *tiers.Store, ns block.Namespace, i, n int) {
+	t.Helper()
+	if err := put(s, ns, i, payload(i, n), block.PutOptions{Durable: block.G3, TTL: time.Second}); err != nil && !errors.Is(err, block.ErrNotFound) {
+		t.Fatalf("put %d: %v", i, err)
+	}
 }
 
 // mustPut puts block i with its payload of n bytes.
