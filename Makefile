@@ -32,8 +32,9 @@ run: build ## a tour: daemon, real trace, every byte verified, restart
 # KVTIER_REQUIRE names what this machine must have (io_uring, loop, root, versitygw, vllm): a
 # test that misses it fails then. Without it the test is skipped, and the skip is
 # printed. Engines are tested on a machine without a person, and where vllm is named.
+with_engines := $(CI)$(findstring vllm,$(KVTIER_REQUIRE))
 .PHONY: test
-test: lint proto-check $(VERSITYGW) test-plain test-race python-test $(if $(CI)$(findstring vllm,$(KVTIER_REQUIRE)),engines) ## everything: lint, drift of generated code, all tests, with the race detector too
+test: lint proto-check $(VERSITYGW) test-plain test-race python-test $(if $(with_engines),engines) ## everything: lint, drift of generated code, all tests, with the race detector too
 
 .PHONY: check
 check: lint ## the quick part: lint, and the tests that are short, with the race detector
@@ -63,9 +64,10 @@ engines: build gcc python ## tests with real engines (vLLM on CPUs), in an envir
 	$(call pytest,$(ENGINES)/vllm-0.33:,test_tier_classes.py)
 
 .PHONY: soak
-soak: ## long: whole traces, a thousand crashes and seeds, ten thousand lost connections, half an hour of load, a minute of each fuzz target
+soak: ## long: whole traces, a thousand crashes and seeds, ten thousand lost connections, half an hour of load, engines where make test has them, a minute of each fuzz target
 	KVTIER_SOAK=1 CGO_ENABLED=0 go test -count=1 -timeout 5h -json ./e2e ./tiers ./api/... ./xfer/... ./backends/... | go run ./internal/gotest
 	KVTIER_SOAK=1 $(MAKE) python-test
+	$(if $(with_engines),KVTIER_SOAK=1 $(MAKE) engines)
 	for package in $$(go list ./...); do \
 		for target in $$(go test -list '^Fuzz' $$package | grep '^Fuzz' || true); do \
 			CGO_ENABLED=0 go test -run '^$$' -fuzz "^$$target\$$" -fuzztime 1m $$package; \

@@ -4,10 +4,12 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 
 	"google.golang.org/grpc/stats"
 
+	"github.com/kvtier/kvtier/api/access"
 	"github.com/kvtier/kvtier/index/block"
 )
 
@@ -19,8 +21,9 @@ type connection struct {
 
 	mu struct {
 		sync.Mutex
-		calls int  // calls in progress that may take a lease or a reservation
-		ended bool // the connection is gone
+		calls   int              // calls in progress that may take a lease or a reservation
+		ended   bool             // the connection is gone
+		counted []*access.Leases // in which its leases count: one for each identity that has taken some
 	}
 }
 
@@ -50,8 +53,36 @@ func (s *connection) leave() {
 	last := s.mu.ended && s.mu.calls == 0
 	s.mu.Unlock()
 	if last {
-		s.end(s.id)
+		s.release()
 	}
+}
+
+// release ends what the session owns. Nothing enters any more, nor is in.
+func (s *connection) release() {
+	s.end(s.id)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, l := range s.mu.counted {
+		l.EndSession(s.id)
+	}
+}
+
+// takeLease takes room for a lease of the identity, which ends with the connection. It
+// is for a call that has entered.
+func (s *connection) takeLease(who *access.Identity) error {
+	if who == nil {
+		return nil
+	}
+	if err := who.TakeLease(); err != nil {
+		return fmt.Errorf("%w: %w", block.ErrNoSpace, err)
+	}
+	l := who.Leases()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !slices.Contains(s.mu.counted, l) {
+		s.mu.counted = append(s.mu.counted, l)
+	}
+	return nil
 }
 
 func (s *connection) disconnected() {
@@ -61,7 +92,7 @@ func (s *connection) disconnected() {
 	idle := s.mu.calls == 0
 	s.mu.Unlock()
 	if first && idle {
-		s.end(s.id)
+		s.release()
 	}
 }
 

@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/kvtier/kvtier/api/access"
 	pb "github.com/kvtier/kvtier/api/kvtierpb"
@@ -32,12 +33,21 @@ func (s *service) Match(ctx context.Context, req *pb.MatchRequest) (*pb.MatchRes
 		}
 		defer sess.leave()
 		o.Session = sess.id
+		if err := sess.takeLease(identityOf(ctx)); err != nil {
+			return nil, err
+		}
 	}
 	res := s.matches.Get().(*block.MatchResult)
 	defer s.matches.Put(res)
 	*res = block.MatchResult{Blocks: res.Blocks[:0]}
 	if err := s.store.Match(ctx, ns, int(req.GetHashLen()), req.GetHashes(), o, res); err != nil {
+		if o.Lease > 0 {
+			identityOf(ctx).Leases().Cancel()
+		}
 		return nil, err
+	}
+	if o.Lease > 0 {
+		identityOf(ctx).Leases().Add(res.Lease, o.Session)
 	}
 	return matchToPB(res), nil
 }
@@ -66,8 +76,9 @@ func (s *service) Locate(ctx context.Context, req *pb.LocateRequest) (*pb.Locate
 	return out, nil
 }
 
-// RenewLease lets a lease run on.
-func (s *service) RenewLease(_ context.Context, req *pb.RenewLeaseRequest) (*pb.Lease, error) {
+// RenewLease lets a lease run on. It counts for who renews it, too: else one identity
+// could hold what counts for nobody.
+func (s *service) RenewLease(ctx context.Context, req *pb.RenewLeaseRequest) (*pb.Lease, error) {
 	d, err := durationField("lease_ms", req.GetLeaseMs())
 	if err != nil {
 		return nil, err
@@ -75,7 +86,21 @@ func (s *service) RenewLease(_ context.Context, req *pb.RenewLeaseRequest) (*pb.
 	if d == 0 {
 		return nil, invalid("lease_ms: 0, want more")
 	}
+	who := identityOf(ctx)
+	counted := who.Leases()
+	another := counted != nil && !counted.Has(req.GetId())
+	if another {
+		if err := who.TakeLease(); err != nil {
+			return nil, fmt.Errorf("%w: %w", block.ErrNoSpace, err)
+		}
+	}
 	l, err := s.store.RenewLease(req.GetId(), d)
+	switch {
+	case another:
+		counted.Add(l, 0) // that of a failure is none
+	case err == nil:
+		counted.Renew(l)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -83,9 +108,10 @@ func (s *service) RenewLease(_ context.Context, req *pb.RenewLeaseRequest) (*pb.
 }
 
 // ReleaseLease ends a lease.
-func (s *service) ReleaseLease(_ context.Context, req *pb.ReleaseLeaseRequest) (*pb.ReleaseLeaseResponse, error) {
+func (s *service) ReleaseLease(ctx context.Context, req *pb.ReleaseLeaseRequest) (*pb.ReleaseLeaseResponse, error) {
 	if err := s.store.ReleaseLease(req.GetId()); err != nil {
 		return nil, err
 	}
+	identityOf(ctx).Leases().Drop(req.GetId())
 	return &pb.ReleaseLeaseResponse{}, nil
 }

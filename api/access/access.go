@@ -1,6 +1,6 @@
 // Package access says who a client is and what it may do: a list of identities, each
 // known by the digest of a token or by its user on this host, with the namespaces that
-// it may read and write.
+// it may read and write, and how many sessions and leases it may have.
 package access
 
 import (
@@ -45,6 +45,7 @@ type Identity struct {
 	digest      *[sha256.Size]byte // of its token; nil: none
 	uid         *uint32            // its user on this host; nil: none
 	read, write []string           // globs over names of namespaces
+	usage       usage
 }
 
 // Name is what the list calls it, "" for a nil one and for that of a single token.
@@ -137,7 +138,10 @@ type List struct{ all []*Identity }
 // Single is the list of the one token that every client gives, and that may do all.
 func Single(token string) *List {
 	sum := sha256.Sum256([]byte(token))
-	return &List{all: []*Identity{{digest: &sum, read: []string{everything}, write: []string{everything}}}}
+	return &List{all: []*Identity{{
+		digest: &sum, read: []string{everything}, write: []string{everything},
+		usage: usage{leases: NewLeases(0)}, // everybody's: the servers' limits do
+	}}}
 }
 
 // ByToken finds who gives the token; nil: nobody. Digests are compared, all of them, so

@@ -5,8 +5,10 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvtier/kvtier/api/access"
 	"github.com/kvtier/kvtier/index/block"
@@ -97,6 +99,57 @@ func TestIdentities(t *testing.T) {
 	}
 }
 
+// TestLimits shows how many sessions and leases each may have.
+func TestLimits(t *testing.T) {
+	l := parse(t, `{"identities": [
+		{"name": "few", "token_sha256": %q, "read": ["*"], "max_sessions": 2, "max_leases": 1},
+		{"name": "default", "uid": 1000, "read": ["*"]}
+	]}`, digest("few"))
+	few := l.ByToken("few")
+	for range 2 {
+		if err := few.TakeSession(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := few.TakeSession(); err == nil || !strings.Contains(err.Error(), `identity "few" has 2 sessions, at most 2`) {
+		t.Errorf("a session too many: error %v", err)
+	}
+	few.EndSession()
+	if err := few.TakeSession(); err != nil {
+		t.Errorf("a session for one that has ended: %v", err)
+	}
+	if err := few.TakeLease(); err != nil {
+		t.Fatal(err)
+	}
+	if err := few.TakeLease(); err == nil || !strings.Contains(err.Error(), `identity "few" has 1 leases, at most 1`) {
+		t.Errorf("a lease too many: error %v", err)
+	}
+	few.Leases().Add(block.Lease{ID: 1, Left: time.Hour, Count: 3}, 1)
+	want := []access.Usage{
+		{Name: "few", Sessions: 2, SessionsLimit: 2, SessionsRefused: 1, Leases: 1, LeasesLimit: 1, LeasesRefused: 1},
+		{Name: "default", SessionsLimit: access.DefaultMaxSessions, LeasesLimit: access.DefaultMaxLeases},
+	}
+	if got := l.Usage(); !slices.Equal(got, want) {
+		t.Errorf("usage %+v, want %+v", got, want)
+	}
+
+	// Where clients are not told apart nobody has a limit of his own.
+	for _, everybody := range []*access.Identity{nil, access.Single("x").ByToken("x")} {
+		for range access.DefaultMaxLeases + 1 {
+			if err := errors.Join(everybody.TakeSession(), everybody.TakeLease()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		everybody.EndSession()
+		if u := everybody.Usage(); u.SessionsLimit != 0 || u.LeasesLimit != 0 {
+			t.Errorf("usage %+v", u)
+		}
+	}
+	if (*access.List)(nil).Usage() != nil {
+		t.Error("no list has usage")
+	}
+}
+
 func TestParseRefuses(t *testing.T) {
 	a := `"token_sha256": "` + digest("a") + `"`
 	for _, tt := range []struct{ name, text, want string }{
@@ -121,6 +174,9 @@ func TestParseRefuses(t *testing.T) {
 		{"short digest", `{"identities": [{"name": "n", "token_sha256": "abcd", "read": ["*"]}]}`, "token_sha256: 2 bytes"},
 		{"empty token", `{"identities": [{"name": "n", "token_sha256": "` + digest("") + `", "read": ["*"]}]}`, "empty token"},
 		{"bad glob", `{"identities": [{"name": "n", ` + a + `, "read": ["llama-["]}]}`, `read: glob "llama-["`},
+		{"no sessions", `{"identities": [{"name": "n", ` + a + `, "read": ["*"], "max_sessions": 0}]}`, "max_sessions: 0, want 1 or more"},
+		{"fewer than no leases", `{"identities": [{"name": "n", ` + a + `, "read": ["*"], "max_leases": -1}]}`, "max_leases: -1, want 1 or more"},
+		{"leases by text", `{"identities": [{"name": "n", ` + a + `, "read": ["*"], "max_leases": "many"}]}`, "max_leases"},
 		{"empty glob", `{"identities": [{"name": "n", ` + a + `, "write": [""]}]}`, `write: glob ""`},
 		{"glob with a slash", `{"identities": [{"name": "n", ` + a + `, "write": ["a/*"]}]}`, `'/'`},
 		{"same token", `{"identities": [{"name": "n", ` + a + `, "read": ["*"]}, {"name": "m", ` + a + `, "read": ["x"]}]}`, `identity 2 ("m"): token_sha256: identity "n" has the same token`},

@@ -29,6 +29,8 @@ type entry struct {
 	UID         *uint32  `json:"uid"`
 	Read        []string `json:"read"`
 	Write       []string `json:"write"`
+	MaxSessions *int     `json:"max_sessions"`
+	MaxLeases   *int     `json:"max_leases"`
 }
 
 // Parse reads a list: a JSON object {"identities": [...]}, and for each
@@ -37,6 +39,8 @@ type entry struct {
 //	token_sha256  SHA-256 of its token, in hexadecimal
 //	uid           its user on this host
 //	read, write   globs (path.Match) over the names of namespaces that it may read and write
+//	max_sessions  how many it may have open at once [DefaultMaxSessions]
+//	max_leases    how many it may hold at once, in sessions and over gRPC [DefaultMaxLeases]
 //
 // with a token, a user or both. What cannot be is an ErrInvalid that names the entry.
 func Parse(data []byte) (*List, error) {
@@ -113,7 +117,27 @@ func (e *entry) identity() (*Identity, error) {
 			}
 		}
 	}
-	return id, nil
+	return id, id.limit(e.MaxSessions, e.MaxLeases)
+}
+
+// limit sets what it may have at once; nil: the defaults.
+func (i *Identity) limit(sessions, leases *int) error {
+	maxLeases := DefaultMaxLeases
+	i.usage.maxSessions = DefaultMaxSessions
+	for _, l := range []struct {
+		field     string
+		from, set *int
+	}{{"max_sessions", sessions, &i.usage.maxSessions}, {"max_leases", leases, &maxLeases}} {
+		switch {
+		case l.from == nil:
+		case *l.from < 1:
+			return fmt.Errorf("%s: %d, want 1 or more", l.field, *l.from)
+		default:
+			*l.set = *l.from
+		}
+	}
+	i.usage.leases = NewLeases(maxLeases)
+	return nil
 }
 
 // checkGlob refuses what matches no name that a namespace can have.

@@ -189,7 +189,7 @@ const (
 	Cause_CAUSE_CONFLICT      Cause = 8  // the key is there with other bytes
 	Cause_CAUSE_MISMATCH      Cause = 9  // the namespace is known with another descriptor
 	Cause_CAUSE_CLOSED        Cause = 10 // the server is shutting down
-	Cause_CAUSE_DENIED        Cause = 11 // the token is absent or wrong, or the caller may not do this
+	Cause_CAUSE_DENIED        Cause = 11 // the token is absent or wrong (code UNAUTHENTICATED), or the caller may not do this (PERMISSION_DENIED)
 	Cause_CAUSE_DEADLINE      Cause = 12 // the deadline came first
 	Cause_CAUSE_CANCELLED     Cause = 13 // the call was cancelled
 )
@@ -5019,6 +5019,7 @@ type SessionInfo struct {
 	Places        uint32                 `protobuf:"varint,14,opt,name=places,proto3" json:"places,omitempty"`                                 // for puts, that it holds
 	PlaceBytes    int64                  `protobuf:"varint,15,opt,name=place_bytes,json=placeBytes,proto3" json:"place_bytes,omitempty"`
 	Calls         uint32                 `protobuf:"varint,16,opt,name=calls,proto3" json:"calls,omitempty"` // in flight
+	IdentityUsage *IdentityUsage         `protobuf:"bytes,17,opt,name=identity_usage,json=identityUsage,proto3" json:"identity_usage,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5161,6 +5162,99 @@ func (x *SessionInfo) GetPlaceBytes() int64 {
 func (x *SessionInfo) GetCalls() uint32 {
 	if x != nil {
 		return x.Calls
+	}
+	return 0
+}
+
+func (x *SessionInfo) GetIdentityUsage() *IdentityUsage {
+	if x != nil {
+		return x.IdentityUsage
+	}
+	return nil
+}
+
+// IdentityUsage is what an identity has, over all its sessions and gRPC calls. A limit
+// of 0 is none.
+type IdentityUsage struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Sessions        uint32                 `protobuf:"varint,1,opt,name=sessions,proto3" json:"sessions,omitempty"`
+	SessionsLimit   uint32                 `protobuf:"varint,2,opt,name=sessions_limit,json=sessionsLimit,proto3" json:"sessions_limit,omitempty"`
+	SessionsRefused int64                  `protobuf:"varint,3,opt,name=sessions_refused,json=sessionsRefused,proto3" json:"sessions_refused,omitempty"` // since the start, because there were as many as may be
+	Leases          uint32                 `protobuf:"varint,4,opt,name=leases,proto3" json:"leases,omitempty"`
+	LeasesLimit     uint32                 `protobuf:"varint,5,opt,name=leases_limit,json=leasesLimit,proto3" json:"leases_limit,omitempty"`
+	LeasesRefused   int64                  `protobuf:"varint,6,opt,name=leases_refused,json=leasesRefused,proto3" json:"leases_refused,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *IdentityUsage) Reset() {
+	*x = IdentityUsage{}
+	mi := &file_kvtier_proto_msgTypes[67]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *IdentityUsage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*IdentityUsage) ProtoMessage() {}
+
+func (x *IdentityUsage) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[67]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use IdentityUsage.ProtoReflect.Descriptor instead.
+func (*IdentityUsage) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{67}
+}
+
+func (x *IdentityUsage) GetSessions() uint32 {
+	if x != nil {
+		return x.Sessions
+	}
+	return 0
+}
+
+func (x *IdentityUsage) GetSessionsLimit() uint32 {
+	if x != nil {
+		return x.SessionsLimit
+	}
+	return 0
+}
+
+func (x *IdentityUsage) GetSessionsRefused() int64 {
+	if x != nil {
+		return x.SessionsRefused
+	}
+	return 0
+}
+
+func (x *IdentityUsage) GetLeases() uint32 {
+	if x != nil {
+		return x.Leases
+	}
+	return 0
+}
+
+func (x *IdentityUsage) GetLeasesLimit() uint32 {
+	if x != nil {
+		return x.LeasesLimit
+	}
+	return 0
+}
+
+func (x *IdentityUsage) GetLeasesRefused() int64 {
+	if x != nil {
+		return x.LeasesRefused
 	}
 	return 0
 }
@@ -5524,7 +5618,7 @@ const file_kvtier_proto_rawDesc = "" +
 	"\x05error\x18\v \x01(\tR\x05error\"\x15\n" +
 	"\x13ListSessionsRequest\"J\n" +
 	"\x14ListSessionsResponse\x122\n" +
-	"\bsessions\x18\x01 \x03(\v2\x16.kvtier.v1.SessionInfoR\bsessions\"\xa0\x03\n" +
+	"\bsessions\x18\x01 \x03(\v2\x16.kvtier.v1.SessionInfoR\bsessions\"\xe1\x03\n" +
 	"\vSessionInfo\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x06R\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1a\n" +
@@ -5543,7 +5637,15 @@ const file_kvtier_proto_rawDesc = "" +
 	"\x06places\x18\x0e \x01(\rR\x06places\x12\x1f\n" +
 	"\vplace_bytes\x18\x0f \x01(\x03R\n" +
 	"placeBytes\x12\x14\n" +
-	"\x05calls\x18\x10 \x01(\rR\x05calls*I\n" +
+	"\x05calls\x18\x10 \x01(\rR\x05calls\x12?\n" +
+	"\x0eidentity_usage\x18\x11 \x01(\v2\x18.kvtier.v1.IdentityUsageR\ridentityUsage\"\xdf\x01\n" +
+	"\rIdentityUsage\x12\x1a\n" +
+	"\bsessions\x18\x01 \x01(\rR\bsessions\x12%\n" +
+	"\x0esessions_limit\x18\x02 \x01(\rR\rsessionsLimit\x12)\n" +
+	"\x10sessions_refused\x18\x03 \x01(\x03R\x0fsessionsRefused\x12\x16\n" +
+	"\x06leases\x18\x04 \x01(\rR\x06leases\x12!\n" +
+	"\fleases_limit\x18\x05 \x01(\rR\vleasesLimit\x12%\n" +
+	"\x0eleases_refused\x18\x06 \x01(\x03R\rleasesRefused*I\n" +
 	"\x04Tier\x12\r\n" +
 	"\tTIER_NONE\x10\x00\x12\v\n" +
 	"\aTIER_G1\x10\x01\x12\v\n" +
@@ -5646,7 +5748,7 @@ func file_kvtier_proto_rawDescGZIP() []byte {
 }
 
 var file_kvtier_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_kvtier_proto_msgTypes = make([]protoimpl.MessageInfo, 69)
+var file_kvtier_proto_msgTypes = make([]protoimpl.MessageInfo, 70)
 var file_kvtier_proto_goTypes = []any{
 	(Tier)(0),                      // 0: kvtier.v1.Tier
 	(MissReason)(0),                // 1: kvtier.v1.MissReason
@@ -5722,8 +5824,9 @@ var file_kvtier_proto_goTypes = []any{
 	(*ListSessionsRequest)(nil),    // 71: kvtier.v1.ListSessionsRequest
 	(*ListSessionsResponse)(nil),   // 72: kvtier.v1.ListSessionsResponse
 	(*SessionInfo)(nil),            // 73: kvtier.v1.SessionInfo
-	nil,                            // 74: kvtier.v1.StatsResponse.MissesEntry
-	nil,                            // 75: kvtier.v1.StatsResponse.RemovedEntry
+	(*IdentityUsage)(nil),          // 74: kvtier.v1.IdentityUsage
+	nil,                            // 75: kvtier.v1.StatsResponse.MissesEntry
+	nil,                            // 76: kvtier.v1.StatsResponse.RemovedEntry
 }
 var file_kvtier_proto_depIdxs = []int32{
 	2,  // 0: kvtier.v1.Failure.cause:type_name -> kvtier.v1.Cause
@@ -5758,8 +5861,8 @@ var file_kvtier_proto_depIdxs = []int32{
 	0,  // 29: kvtier.v1.TierStats.tier:type_name -> kvtier.v1.Tier
 	55, // 30: kvtier.v1.TierStats.devices:type_name -> kvtier.v1.DeviceStats
 	56, // 31: kvtier.v1.StatsResponse.tiers:type_name -> kvtier.v1.TierStats
-	74, // 32: kvtier.v1.StatsResponse.misses:type_name -> kvtier.v1.StatsResponse.MissesEntry
-	75, // 33: kvtier.v1.StatsResponse.removed:type_name -> kvtier.v1.StatsResponse.RemovedEntry
+	75, // 32: kvtier.v1.StatsResponse.misses:type_name -> kvtier.v1.StatsResponse.MissesEntry
+	76, // 33: kvtier.v1.StatsResponse.removed:type_name -> kvtier.v1.StatsResponse.RemovedEntry
 	57, // 34: kvtier.v1.StatsResponse.prefetch:type_name -> kvtier.v1.PrefetchStats
 	70, // 35: kvtier.v1.StatsResponse.scrub:type_name -> kvtier.v1.ScrubStatus
 	58, // 36: kvtier.v1.StatsResponse.catalog:type_name -> kvtier.v1.CatalogStats
@@ -5771,61 +5874,62 @@ var file_kvtier_proto_depIdxs = []int32{
 	64, // 42: kvtier.v1.PinResponse.results:type_name -> kvtier.v1.PinResult
 	6,  // 43: kvtier.v1.ScrubStatus.state:type_name -> kvtier.v1.ScrubState
 	73, // 44: kvtier.v1.ListSessionsResponse.sessions:type_name -> kvtier.v1.SessionInfo
-	8,  // 45: kvtier.v1.Kvtier.Ping:input_type -> kvtier.v1.PingRequest
-	12, // 46: kvtier.v1.Kvtier.OpenNamespace:input_type -> kvtier.v1.OpenNamespaceRequest
-	14, // 47: kvtier.v1.Kvtier.GetNamespace:input_type -> kvtier.v1.GetNamespaceRequest
-	15, // 48: kvtier.v1.Kvtier.ListNamespaces:input_type -> kvtier.v1.ListNamespacesRequest
-	18, // 49: kvtier.v1.Kvtier.Match:input_type -> kvtier.v1.MatchRequest
-	21, // 50: kvtier.v1.Kvtier.Locate:input_type -> kvtier.v1.LocateRequest
-	25, // 51: kvtier.v1.Kvtier.Put:input_type -> kvtier.v1.PutRequest
-	30, // 52: kvtier.v1.Kvtier.Get:input_type -> kvtier.v1.GetRequest
-	33, // 53: kvtier.v1.Kvtier.Reserve:input_type -> kvtier.v1.ReserveRequest
-	36, // 54: kvtier.v1.Kvtier.Commit:input_type -> kvtier.v1.CommitRequest
-	38, // 55: kvtier.v1.Kvtier.Abort:input_type -> kvtier.v1.AbortRequest
-	40, // 56: kvtier.v1.Kvtier.Prefetch:input_type -> kvtier.v1.PrefetchRequest
-	42, // 57: kvtier.v1.Kvtier.CancelPrefetch:input_type -> kvtier.v1.CancelPrefetchRequest
-	44, // 58: kvtier.v1.Kvtier.RenewLease:input_type -> kvtier.v1.RenewLeaseRequest
-	45, // 59: kvtier.v1.Kvtier.ReleaseLease:input_type -> kvtier.v1.ReleaseLeaseRequest
-	47, // 60: kvtier.v1.Kvtier.Delete:input_type -> kvtier.v1.DeleteRequest
-	49, // 61: kvtier.v1.Kvtier.Clear:input_type -> kvtier.v1.ClearRequest
-	51, // 62: kvtier.v1.Kvtier.List:input_type -> kvtier.v1.ListRequest
-	71, // 63: kvtier.v1.Kvtier.ListSessions:input_type -> kvtier.v1.ListSessionsRequest
-	54, // 64: kvtier.v1.Kvtier.Stats:input_type -> kvtier.v1.StatsRequest
-	60, // 65: kvtier.v1.Kvtier.Watch:input_type -> kvtier.v1.WatchRequest
-	63, // 66: kvtier.v1.Kvtier.Pin:input_type -> kvtier.v1.PinRequest
-	66, // 67: kvtier.v1.Kvtier.Unpin:input_type -> kvtier.v1.UnpinRequest
-	68, // 68: kvtier.v1.Kvtier.StartScrub:input_type -> kvtier.v1.StartScrubRequest
-	69, // 69: kvtier.v1.Kvtier.StopScrub:input_type -> kvtier.v1.StopScrubRequest
-	9,  // 70: kvtier.v1.Kvtier.Ping:output_type -> kvtier.v1.PingResponse
-	13, // 71: kvtier.v1.Kvtier.OpenNamespace:output_type -> kvtier.v1.Namespace
-	13, // 72: kvtier.v1.Kvtier.GetNamespace:output_type -> kvtier.v1.Namespace
-	17, // 73: kvtier.v1.Kvtier.ListNamespaces:output_type -> kvtier.v1.ListNamespacesResponse
-	19, // 74: kvtier.v1.Kvtier.Match:output_type -> kvtier.v1.MatchResponse
-	24, // 75: kvtier.v1.Kvtier.Locate:output_type -> kvtier.v1.LocateResponse
-	29, // 76: kvtier.v1.Kvtier.Put:output_type -> kvtier.v1.PutResponse
-	31, // 77: kvtier.v1.Kvtier.Get:output_type -> kvtier.v1.GetResponse
-	35, // 78: kvtier.v1.Kvtier.Reserve:output_type -> kvtier.v1.ReserveResponse
-	37, // 79: kvtier.v1.Kvtier.Commit:output_type -> kvtier.v1.CommitResponse
-	39, // 80: kvtier.v1.Kvtier.Abort:output_type -> kvtier.v1.AbortResponse
-	41, // 81: kvtier.v1.Kvtier.Prefetch:output_type -> kvtier.v1.PrefetchResponse
-	43, // 82: kvtier.v1.Kvtier.CancelPrefetch:output_type -> kvtier.v1.CancelPrefetchResponse
-	20, // 83: kvtier.v1.Kvtier.RenewLease:output_type -> kvtier.v1.Lease
-	46, // 84: kvtier.v1.Kvtier.ReleaseLease:output_type -> kvtier.v1.ReleaseLeaseResponse
-	48, // 85: kvtier.v1.Kvtier.Delete:output_type -> kvtier.v1.DeleteResponse
-	50, // 86: kvtier.v1.Kvtier.Clear:output_type -> kvtier.v1.ClearResponse
-	53, // 87: kvtier.v1.Kvtier.List:output_type -> kvtier.v1.ListResponse
-	72, // 88: kvtier.v1.Kvtier.ListSessions:output_type -> kvtier.v1.ListSessionsResponse
-	59, // 89: kvtier.v1.Kvtier.Stats:output_type -> kvtier.v1.StatsResponse
-	62, // 90: kvtier.v1.Kvtier.Watch:output_type -> kvtier.v1.WatchResponse
-	65, // 91: kvtier.v1.Kvtier.Pin:output_type -> kvtier.v1.PinResponse
-	67, // 92: kvtier.v1.Kvtier.Unpin:output_type -> kvtier.v1.UnpinResponse
-	70, // 93: kvtier.v1.Kvtier.StartScrub:output_type -> kvtier.v1.ScrubStatus
-	70, // 94: kvtier.v1.Kvtier.StopScrub:output_type -> kvtier.v1.ScrubStatus
-	70, // [70:95] is the sub-list for method output_type
-	45, // [45:70] is the sub-list for method input_type
-	45, // [45:45] is the sub-list for extension type_name
-	45, // [45:45] is the sub-list for extension extendee
-	0,  // [0:45] is the sub-list for field type_name
+	74, // 45: kvtier.v1.SessionInfo.identity_usage:type_name -> kvtier.v1.IdentityUsage
+	8,  // 46: kvtier.v1.Kvtier.Ping:input_type -> kvtier.v1.PingRequest
+	12, // 47: kvtier.v1.Kvtier.OpenNamespace:input_type -> kvtier.v1.OpenNamespaceRequest
+	14, // 48: kvtier.v1.Kvtier.GetNamespace:input_type -> kvtier.v1.GetNamespaceRequest
+	15, // 49: kvtier.v1.Kvtier.ListNamespaces:input_type -> kvtier.v1.ListNamespacesRequest
+	18, // 50: kvtier.v1.Kvtier.Match:input_type -> kvtier.v1.MatchRequest
+	21, // 51: kvtier.v1.Kvtier.Locate:input_type -> kvtier.v1.LocateRequest
+	25, // 52: kvtier.v1.Kvtier.Put:input_type -> kvtier.v1.PutRequest
+	30, // 53: kvtier.v1.Kvtier.Get:input_type -> kvtier.v1.GetRequest
+	33, // 54: kvtier.v1.Kvtier.Reserve:input_type -> kvtier.v1.ReserveRequest
+	36, // 55: kvtier.v1.Kvtier.Commit:input_type -> kvtier.v1.CommitRequest
+	38, // 56: kvtier.v1.Kvtier.Abort:input_type -> kvtier.v1.AbortRequest
+	40, // 57: kvtier.v1.Kvtier.Prefetch:input_type -> kvtier.v1.PrefetchRequest
+	42, // 58: kvtier.v1.Kvtier.CancelPrefetch:input_type -> kvtier.v1.CancelPrefetchRequest
+	44, // 59: kvtier.v1.Kvtier.RenewLease:input_type -> kvtier.v1.RenewLeaseRequest
+	45, // 60: kvtier.v1.Kvtier.ReleaseLease:input_type -> kvtier.v1.ReleaseLeaseRequest
+	47, // 61: kvtier.v1.Kvtier.Delete:input_type -> kvtier.v1.DeleteRequest
+	49, // 62: kvtier.v1.Kvtier.Clear:input_type -> kvtier.v1.ClearRequest
+	51, // 63: kvtier.v1.Kvtier.List:input_type -> kvtier.v1.ListRequest
+	71, // 64: kvtier.v1.Kvtier.ListSessions:input_type -> kvtier.v1.ListSessionsRequest
+	54, // 65: kvtier.v1.Kvtier.Stats:input_type -> kvtier.v1.StatsRequest
+	60, // 66: kvtier.v1.Kvtier.Watch:input_type -> kvtier.v1.WatchRequest
+	63, // 67: kvtier.v1.Kvtier.Pin:input_type -> kvtier.v1.PinRequest
+	66, // 68: kvtier.v1.Kvtier.Unpin:input_type -> kvtier.v1.UnpinRequest
+	68, // 69: kvtier.v1.Kvtier.StartScrub:input_type -> kvtier.v1.StartScrubRequest
+	69, // 70: kvtier.v1.Kvtier.StopScrub:input_type -> kvtier.v1.StopScrubRequest
+	9,  // 71: kvtier.v1.Kvtier.Ping:output_type -> kvtier.v1.PingResponse
+	13, // 72: kvtier.v1.Kvtier.OpenNamespace:output_type -> kvtier.v1.Namespace
+	13, // 73: kvtier.v1.Kvtier.GetNamespace:output_type -> kvtier.v1.Namespace
+	17, // 74: kvtier.v1.Kvtier.ListNamespaces:output_type -> kvtier.v1.ListNamespacesResponse
+	19, // 75: kvtier.v1.Kvtier.Match:output_type -> kvtier.v1.MatchResponse
+	24, // 76: kvtier.v1.Kvtier.Locate:output_type -> kvtier.v1.LocateResponse
+	29, // 77: kvtier.v1.Kvtier.Put:output_type -> kvtier.v1.PutResponse
+	31, // 78: kvtier.v1.Kvtier.Get:output_type -> kvtier.v1.GetResponse
+	35, // 79: kvtier.v1.Kvtier.Reserve:output_type -> kvtier.v1.ReserveResponse
+	37, // 80: kvtier.v1.Kvtier.Commit:output_type -> kvtier.v1.CommitResponse
+	39, // 81: kvtier.v1.Kvtier.Abort:output_type -> kvtier.v1.AbortResponse
+	41, // 82: kvtier.v1.Kvtier.Prefetch:output_type -> kvtier.v1.PrefetchResponse
+	43, // 83: kvtier.v1.Kvtier.CancelPrefetch:output_type -> kvtier.v1.CancelPrefetchResponse
+	20, // 84: kvtier.v1.Kvtier.RenewLease:output_type -> kvtier.v1.Lease
+	46, // 85: kvtier.v1.Kvtier.ReleaseLease:output_type -> kvtier.v1.ReleaseLeaseResponse
+	48, // 86: kvtier.v1.Kvtier.Delete:output_type -> kvtier.v1.DeleteResponse
+	50, // 87: kvtier.v1.Kvtier.Clear:output_type -> kvtier.v1.ClearResponse
+	53, // 88: kvtier.v1.Kvtier.List:output_type -> kvtier.v1.ListResponse
+	72, // 89: kvtier.v1.Kvtier.ListSessions:output_type -> kvtier.v1.ListSessionsResponse
+	59, // 90: kvtier.v1.Kvtier.Stats:output_type -> kvtier.v1.StatsResponse
+	62, // 91: kvtier.v1.Kvtier.Watch:output_type -> kvtier.v1.WatchResponse
+	65, // 92: kvtier.v1.Kvtier.Pin:output_type -> kvtier.v1.PinResponse
+	67, // 93: kvtier.v1.Kvtier.Unpin:output_type -> kvtier.v1.UnpinResponse
+	70, // 94: kvtier.v1.Kvtier.StartScrub:output_type -> kvtier.v1.ScrubStatus
+	70, // 95: kvtier.v1.Kvtier.StopScrub:output_type -> kvtier.v1.ScrubStatus
+	71, // [71:96] is the sub-list for method output_type
+	46, // [46:71] is the sub-list for method input_type
+	46, // [46:46] is the sub-list for extension type_name
+	46, // [46:46] is the sub-list for extension extendee
+	0,  // [0:46] is the sub-list for field type_name
 }
 
 func init() { file_kvtier_proto_init() }
@@ -5839,7 +5943,7 @@ func file_kvtier_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvtier_proto_rawDesc), len(file_kvtier_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   69,
+			NumMessages:   70,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

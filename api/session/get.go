@@ -245,7 +245,7 @@ func (s *session) lend(id uint64, m *GetMessage) error {
 	case m.Flags&FlagRanges != 0:
 		return s.fail(id, invalid("flags: %#x: blocks are lent whole", m.Flags))
 	}
-	if err := s.leases.room(); err != nil {
+	if err := s.leases.take(); err != nil {
 		return s.fail(id, err)
 	}
 	o := m.options()
@@ -255,6 +255,7 @@ func (s *session) lend(id uint64, m *GetMessage) error {
 		near.NoPromote = true
 		loans, lease, err := s.srv.store.Lend(s.ctx, m.NS, hl, m.Hashes, near, s.srv.o.LendFor, s.id)
 		if err != nil {
+			s.leases.cancel()
 			return s.fail(id, err)
 		}
 		if o.NoPromote || !slices.ContainsFunc(loans, func(l block.Loan) bool { return l.Reason == block.MissNoRoom }) {
@@ -268,9 +269,13 @@ func (s *session) lend(id uint64, m *GetMessage) error {
 	hashes := slices.Clone(m.Hashes) // the next message is read over them
 	ns := m.NS
 	c, err := s.open(id, m.Deadline)
+	if err != nil {
+		s.leases.cancel()
+	}
 	return s.spawn(id, c, err, func(c *call) error {
 		loans, lease, err := s.srv.store.Lend(c.ctx, ns, hl, hashes, o, s.srv.o.LendFor, s.id)
 		if err != nil {
+			s.leases.cancel()
 			return err
 		}
 		s.leases.add(lease)

@@ -144,6 +144,9 @@ func (s *Server) register(sess *session) error {
 	case len(s.mu.sessions) >= s.o.MaxSessions:
 		return fmt.Errorf("hello: %w: %d sessions are open", ErrBusy, len(s.mu.sessions))
 	}
+	if err := sess.identity.TakeSession(); err != nil {
+		return fmt.Errorf("hello: %w: %w", ErrBusy, err)
+	}
 	for sess.id == 0 || s.mu.sessions[sess.id] != nil {
 		var b [8]byte
 		_, _ = rand.Read(b[:]) // it never fails

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"slices"
 	"time"
+
+	"github.com/kvtier/kvtier/api/access"
 )
 
 // Info is a snapshot of one session.
@@ -20,11 +22,13 @@ type Info struct {
 	Regions      int   // of the client's memory, that the server may reach
 	RegionBytes  int64 // of all of them
 	Leases       int   // now
-	LeasesLimit  int   // that it may have
+	LeasesLimit  int   // that it may have; its identity may have fewer left
 	LeasedBlocks int   // in its leases, each as often as it is leased
 	Places       int   // for puts, that it holds
 	PlaceBytes   int64
 	Calls        int // in flight, watches among them
+
+	IdentityUsage access.Usage // what its identity has, over all sessions and gRPC; without one nothing
 }
 
 // Local reports whether the client is a process of this host, over a unix socket.
@@ -55,7 +59,7 @@ func (s *Server) Sessions() []Info {
 func (s *session) info() Info {
 	i := Info{
 		ID: s.id, Name: s.name, Identity: s.identity.Name(), Peer: s.conn.RemoteAddr().String(), Shared: s.process != nil, Age: time.Since(s.began),
-		LeasesLimit: s.leases.most, Calls: s.flight.count(),
+		LeasesLimit: s.leases.own.Most(), Calls: s.flight.count(), IdentityUsage: s.identity.Usage(),
 	}
 	if s.cred != nil {
 		i.Peer, i.PID, i.UID = unixPeer, s.cred.Pid, s.cred.Uid
@@ -63,7 +67,7 @@ func (s *session) info() Info {
 	s.srv.mu.Lock() // under which they are dropped
 	i.Regions, i.RegionBytes = len(s.regions.all), s.regions.bytes
 	s.srv.mu.Unlock()
-	i.Leases, i.LeasedBlocks = s.leases.now()
+	i.Leases, i.LeasedBlocks, _ = s.leases.own.Now()
 	i.Places, i.PlaceBytes = s.places.held()
 	return i
 }

@@ -2,94 +2,69 @@ package session
 
 import (
 	"fmt"
-	"sync"
 	"time"
 
+	"github.com/kvtier/kvtier/api/access"
 	"github.com/kvtier/kvtier/index/block"
 )
 
-// leases are those of a session: nobody else may renew or release them. What the
-// client lets run out is forgotten when there are many.
+// leases are those of a session: nobody else may renew or release them. They count
+// against its limit, and against that of its identity.
 type leases struct {
-	most int
-	mu   struct {
-		sync.Mutex
-		held map[uint64]held
+	session  uint64
+	identity *access.Identity
+	own      *access.Leases
+}
+
+func (l *leases) init(session uint64, identity *access.Identity, most int) {
+	l.session, l.identity, l.own = session, identity, access.NewLeases(most)
+}
+
+// take takes room for a lease, to be added or cancelled. It fails with ErrBusy when the
+// session, or its identity, has as many as it may.
+func (l *leases) take() error {
+	if !l.own.Take() {
+		return fmt.Errorf("%w: %d leases, at most %d", ErrBusy, l.own.Most(), l.own.Most())
 	}
-}
-
-// held is what is known of a lease.
-type held struct {
-	until  time.Time
-	blocks int
-}
-
-func (l *leases) init(most int) {
-	l.most = most
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.mu.held = make(map[uint64]held)
-}
-
-// room fails with ErrBusy when the session has as many leases as it may.
-func (l *leases) room() error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.mu.held) >= l.most {
-		l.forget()
-	}
-	if n := len(l.mu.held); n >= l.most {
-		return fmt.Errorf("%w: %d leases, at most %d", ErrBusy, n, l.most)
+	if err := l.identity.TakeLease(); err != nil {
+		l.own.Cancel()
+		return fmt.Errorf("%w: %w", ErrBusy, err)
 	}
 	return nil
 }
 
-// forget takes out what has run out. It needs the lock.
-func (l *leases) forget() {
-	now := time.Now()
-	for id, h := range l.mu.held {
-		if now.After(h.until) {
-			delete(l.mu.held, id)
-		}
-	}
+// cancel gives room back for which there is no lease.
+func (l *leases) cancel() {
+	l.own.Cancel()
+	l.identity.Leases().Cancel()
 }
 
-// now counts the leases and the blocks in them.
-func (l *leases) now() (n, blocks int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.forget()
-	for _, h := range l.mu.held {
-		blocks += h.blocks
-	}
-	return len(l.mu.held), blocks
-}
-
-// add notes a lease; the zero lease is none.
+// add notes a lease for which there is room; the zero lease is none, and cancels.
 func (l *leases) add(lease block.Lease) {
-	if lease.ID == 0 {
-		return
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.mu.held[lease.ID] = held{until: time.Now().Add(lease.Left), blocks: lease.Count}
+	l.own.Add(lease, l.session)
+	l.identity.Leases().Add(lease, l.session)
+}
+
+func (l *leases) renew(lease block.Lease) {
+	l.own.Renew(lease)
+	l.identity.Leases().Renew(lease)
+}
+
+func (l *leases) drop(id uint64) {
+	l.own.Drop(id)
+	l.identity.Leases().Drop(id)
 }
 
 // has fails with ErrLeaseExpired for a lease that is not this session's.
 func (l *leases) has(id uint64) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if _, ok := l.mu.held[id]; !ok {
+	if !l.own.Has(id) {
 		return fmt.Errorf("lease %016x: %w: it is none of this session", id, block.ErrLeaseExpired)
 	}
 	return nil
 }
 
-func (l *leases) drop(id uint64) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	delete(l.mu.held, id)
-}
+// end lets go of all when the session is over, in the store too.
+func (l *leases) end() { l.identity.Leases().EndSession(l.session) }
 
 // release answers CodeRelease.
 func (s *session) release(id uint64, p []byte) error {
@@ -125,7 +100,7 @@ func (s *session) renew(id uint64, p []byte) error {
 		if err == nil {
 			var lease block.Lease
 			if lease, err = s.srv.store.RenewLease(l, time.Duration(m.LeaseMS)*time.Millisecond); err == nil {
-				s.leases.add(lease)
+				s.leases.renew(lease)
 			}
 		}
 		s.statuses = append(s.statuses, StatusOf(err))

@@ -48,16 +48,21 @@ func (s *session) match(id uint64, p []byte) error {
 		Lease: time.Duration(m.LeaseMS) * time.Millisecond, Session: s.id,
 	}
 	if o.Lease > 0 {
-		if err := s.leases.room(); err != nil {
+		if err := s.leases.take(); err != nil {
 			return s.fail(id, err)
 		}
 	}
 	r := &s.found
 	*r = block.MatchResult{Blocks: r.Blocks[:0]}
 	if err := s.srv.store.Match(s.ctx, m.NS, int(m.HashLen), m.Hashes, o, r); err != nil {
+		if o.Lease > 0 {
+			s.leases.cancel()
+		}
 		return s.fail(id, err)
 	}
-	s.leases.add(r.Lease)
+	if o.Lease > 0 {
+		s.leases.add(r.Lease)
+	}
 	s.matched = MatchedMessage{
 		Prefix: uint32(r.Prefix), Lease: r.Lease.ID, LeaseMS: millis(r.Lease.Left), Leased: uint32(r.Lease.Count), Blocks: r.Blocks,
 	}

@@ -60,7 +60,7 @@ func (s *session) attach(c *frame.Conn) {
 	s.conn = c
 	s.rights = make(map[*namespace]access.Right)
 	s.flight.init()
-	s.leases.init(s.srv.o.Leases)
+	s.leases.init(s.id, s.identity, s.srv.o.Leases)
 	s.places.init(s)
 }
 
@@ -83,6 +83,7 @@ func (s *session) run() {
 		log.Warn("regions of a session", "err", uerr)
 	}
 	s.srv.store.EndSession(s.id)
+	s.leases.end()
 	s.srv.retire(s)
 	s.held.close()
 	if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) {

@@ -32,7 +32,7 @@ type Stats struct {
 	Accepted int64 // sessions
 	Refused  int64 // connections that did not become one
 	Calls    map[Code]int64
-	Busy     int64 // keys and calls refused with StatusBusy
+	Busy     int64 // keys and calls refused with StatusBusy, those beyond an identity's limits included
 	Corrupt  int64 // puts whose bytes came with another checksum
 	Expired  int64 // places that were granted and not used in time
 	BytesIn  int64 // payloads of frames
@@ -84,6 +84,7 @@ func (s *Server) retire(sess *session) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.mu.sessions, sess.id)
+	sess.identity.EndSession()
 	if sess.conn != nil {
 		s.stats.add(sess.conn.Stats())
 	}

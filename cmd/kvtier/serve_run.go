@@ -48,7 +48,7 @@ func serve(ctx context.Context, f *serveFlags, p *servePlan, stdout io.Writer, l
 		if err != nil {
 			return fmt.Errorf("--metrics: %w", err)
 		}
-		reg := newRegistry(newStoreCollector(st.snapshot), newSessionCollector(st.sessionStats), newXferCollector(agent.Stats, files.Stats))
+		reg := newRegistry(newStoreCollector(st.snapshot), newSessionCollector(st.sessionStats), newIdentityCollector(p.security.access.Usage), newXferCollector(agent.Stats, files.Stats))
 		closers.add(startMonitor(l, monitorHandler(reg, log, st.ready), log).Close)
 		log.Info("metrics listen", "address", boundTo(l).String())
 	}

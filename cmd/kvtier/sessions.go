@@ -34,6 +34,18 @@ type sessionOutput struct {
 	PlaceBytes   int64   `json:"place_bytes"`
 	Calls        int     `json:"calls"`
 	AgeMS        int64   `json:"age_ms"`
+
+	IdentityUsage *usageOutput `json:"identity_usage,omitempty"`
+}
+
+// usageOutput is what sessions prints of the identity of one, over all of its sessions.
+type usageOutput struct {
+	Sessions        int   `json:"sessions"`
+	SessionsLimit   int   `json:"sessions_limit"`
+	SessionsRefused int64 `json:"sessions_refused"`
+	Leases          int   `json:"leases"`
+	LeasesLimit     int   `json:"leases_limit"`
+	LeasesRefused   int64 `json:"leases_refused"`
 }
 
 func describeSession(i session.Info) sessionOutput {
@@ -44,6 +56,12 @@ func describeSession(i session.Info) sessionOutput {
 	}
 	if i.Local() {
 		o.PID, o.UID = &i.PID, &i.UID
+	}
+	if u := i.IdentityUsage; i.Identity != "" {
+		o.IdentityUsage = &usageOutput{
+			Sessions: u.Sessions, SessionsLimit: u.SessionsLimit, SessionsRefused: u.SessionsRefused,
+			Leases: u.Leases, LeasesLimit: u.LeasesLimit, LeasesRefused: u.LeasesRefused,
+		}
 	}
 	return o
 }
@@ -58,7 +76,8 @@ user of one over the unix socket, whether it has the DRAM tier mapped, the regio
 its own memory that the daemon may reach, its leases with their limit and the blocks
 in them, the places that it holds for puts, and its calls in flight. All of it is
 given back when the session ends, however it does; places in memory that its process
-maps, when that ends.`,
+maps, when that ends. With --access, --json also says how many sessions and leases its
+identity has altogether, how many it may have, and how often it was refused one more.`,
 		Args: noArgs,
 	}
 	f.add(c, "print one JSON array")
