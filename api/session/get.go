@@ -186,22 +186,32 @@ func (w *getWork) serve(ctx context.Context) error {
 	return w.s.send(w.s.ctx, w.id, CodeGot, w.out)
 }
 
-// sendBytes is how much a get collects before it sends: blocks that are smaller go
-// out together, at the cost of one write.
-const sendBytes = frame.MaxData
+const (
+	// sendBytes is how much a get collects before it sends: blocks that are smaller go
+	// out together, at the cost of one write.
+	sendBytes = frame.MaxData
+	// endBytes is how much may go out with the answer. The call can be ended until
+	// then. It is what a connection writes at once.
+	endBytes = 2 * frame.MaxData
+)
 
 // take sends what the store hands out, which it collects while it is held. The answer
 // goes with the last bytes.
 func (w *getWork) take(i int, p block.Payload) error {
 	g := &w.got.Blocks[i]
+	last := !p.More && i == w.admitted-1
 	if len(p.Bytes) > 0 {
 		g.Len = uint32(p.At) + uint32(len(p.Bytes))
-		w.frames = append(w.frames, frame.Frame{
-			Header:  frame.Header{Type: frame.Data, ID: w.id, Token: uint64(i), Offset: uint64(p.At)},
-			Payload: p.Bytes,
-		})
-		w.bytes += len(p.Bytes)
 	}
+	if n := int64(len(p.Bytes)); last && n > endBytes && w.c != nil {
+		n = (n - 1) / endBytes * endBytes
+		w.add(i, p.At, p.Bytes[:n])
+		if err := w.flush(); err != nil {
+			return err
+		}
+		p.At, p.Bytes = p.At+n, p.Bytes[n:]
+	}
+	w.add(i, p.At, p.Bytes)
 	if !p.More {
 		g.Reason, g.Tier = p.Reason, p.Tier
 		if p.Reason == block.Hit {
@@ -209,7 +219,7 @@ func (w *getWork) take(i int, p block.Payload) error {
 		} else {
 			g.Len = 0
 		}
-		if i == w.admitted-1 {
+		if last {
 			w.end()
 			w.sent = true
 			w.out = w.got.Append(w.out[:0])
@@ -222,8 +232,26 @@ func (w *getWork) take(i int, p block.Payload) error {
 	if len(w.frames) == 0 || p.Held && w.bytes < sendBytes {
 		return nil
 	}
+	return w.flush()
+}
+
+// add collects bytes of key i, at an offset in what is wanted of it.
+func (w *getWork) add(i int, at int64, b []byte) {
+	if len(b) == 0 {
+		return
+	}
+	w.frames = append(w.frames, frame.Frame{
+		Header:  frame.Header{Type: frame.Data, ID: w.id, Token: uint64(i), Offset: uint64(at)},
+		Payload: b,
+	})
+	w.bytes += len(b)
+}
+
+// flush sends what was collected. Until the answer is among it the call's end ends
+// that, too.
+func (w *getWork) flush() error {
 	ctx := w.s.ctx
-	if !w.sent && w.c != nil { // the answer is owed in any case
+	if !w.sent && w.c != nil {
 		ctx = w.s.patient(w.c)
 	}
 	err := w.s.conn.Send(ctx, w.frames...)
