@@ -195,7 +195,7 @@ func testCancelDuring(t *testing.T, h Harness, pair xfer.Pair) {
 	half := size / 2
 	for _, op := range ops {
 		for _, length := range []int64{4 << 10, 64 << 10, 1 << 20, half} {
-			pieces := stripes(int(min(half/length, 512)), length)
+			pieces := stripes(int(min(half/length, int64(h.few(512)))), length)
 			other := pieces // the same in the other half, to flush out what is still moving
 			other = append([]piece(nil), other...)
 			for i := range other {
@@ -252,7 +252,7 @@ func testCancelRequest(t *testing.T, h Harness, pair xfer.Pair) {
 	pieces := g.blocks(int(size/(32<<10)), 32<<10)
 	for _, op := range ops {
 		r := g.request(op, pieces)
-		for round := range 40 {
+		for round := range h.few(40) {
 			g.fill(g.source(op))
 			until := g.rand.IntN(len(pieces))
 			if round%2 == 0 {
