@@ -35,6 +35,8 @@ type crowd struct {
 	stop  context.CancelFunc
 	work  sync.WaitGroup
 	did   struct{ read, put, deleted, refused atomic.Int64 }
+
+	ends, late int // of other clients: how often what they held was free, how often too late
 }
 
 // crowdWays are the clients of a crowd.
@@ -187,10 +189,18 @@ func (x *crowd) freed(begun time.Time) time.Duration {
 	})
 	took := time.Since(begun)
 	// Until the gate was closed nobody could tell.
-	if late := time.Since(closed); took > backWithin && late > backWithin/4 {
-		x.t.Errorf("what a client held was free %v after its end, want %v at most", took, backWithin)
-	}
+	x.ended(took, took > backWithin && time.Since(closed) > backWithin/4)
 	return took
+}
+
+// ended notes that what a client held was free some time after its end. A machine that
+// does other things is late now and then, a daemon that waits for too long as a rule.
+func (x *crowd) ended(took time.Duration, late bool) {
+	x.ends++
+	if late {
+		x.late++
+		x.t.Logf("what a client held was free %v after its end, want %v at most", took, backWithin)
+	}
 }
 
 // end reads all blocks, also when they have been brought down, and by a new daemon,
@@ -199,6 +209,9 @@ func (x *crowd) end() {
 	x.t.Helper()
 	x.stop()
 	x.work.Wait()
+	if x.late > x.ends/4 {
+		x.t.Errorf("%d of %d times what a client held was free later than %v after its end", x.late, x.ends, backWithin)
+	}
 	x.judge()
 	if s, err := x.c.Stats(timeout(x.t)); err != nil || s.Corrupt != 0 || s.Conflicts != 0 {
 		x.t.Errorf("%d blocks were damaged, %d conflicts: %v", s.Corrupt, s.Conflicts, err)

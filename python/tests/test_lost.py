@@ -9,7 +9,7 @@ import time
 import pytest
 
 import kvtier
-from conftest import WAYS, attach, fresh_name, hashes, pattern, wait_for
+from conftest import WAYS, attach, fresh_name, hashes, pattern, quickly, wait_for
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -25,10 +25,12 @@ def test_killed_and_restarted(daemons, way):
         places = ns.reserve([100])
         d.kill()
         wait_for("the end of the session", lambda: not pool.connected)
-        began = time.monotonic()
-        for _ in range(1000):
-            assert ns.match(keys).prefix == 0
-        assert time.monotonic() - began < 0.5  # half a millisecond each, on a busy machine
+
+        def many():
+            for _ in range(1000):
+                assert ns.match(keys).prefix == 0
+
+        quickly(0.5, many)  # half a millisecond each
         out = [bytearray(len(b)) for b in blocks]
         results = ns.get_into(keys, out)
         assert [r.reason for r in results] == ["unavailable"] * 4
@@ -109,9 +111,9 @@ def test_nobody_there(tmp_path, binary, daemons):
     """A pool begins disconnected, and connects when the daemon comes."""
     d = daemons()
     d.stop()
-    began = time.monotonic()
+    quickly(1, lambda: kvtier.connect(d.unix, timeout=5).close())
     with kvtier.connect(d.unix, timeout=5) as pool:
-        assert time.monotonic() - began < 1 and not pool.connected
+        assert not pool.connected
         ns = pool.open(fresh_name(), max_block_bytes=100)
         assert ns.match(hashes(1)).prefix == 0 and not ns.is_open
         d.start()
@@ -136,12 +138,14 @@ def test_hangs(daemons):
         began = time.monotonic()
         m = ns.match(hashes(1), timeout=0.3)
         assert m.prefix == 0 and m.status == kvtier.Status.DEADLINE
-        assert 0.3 <= time.monotonic() - began < 1
-        began = time.monotonic()
-        for _ in range(100):
-            assert ns.match(hashes(1), timeout=5).prefix == 0
-            assert ns.get_into(hashes(1), [bytearray(1)])[0].reason == "unavailable"
-        assert time.monotonic() - began < 0.2
+        assert 0.3 <= time.monotonic() - began < 5
+
+        def others():
+            for _ in range(100):
+                assert ns.match(hashes(1), timeout=5).prefix == 0
+                assert ns.get_into(hashes(1), [bytearray(1)])[0].reason == "unavailable"
+
+        quickly(0.2, others)
         os.kill(d.process.pid, signal.SIGCONT)
         wait_for("hits", lambda: ns.match(hashes(1)).prefix == 1)
         assert pool.stats().reconnects == 0

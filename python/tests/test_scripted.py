@@ -463,7 +463,7 @@ def test_the_io_thread_takes_over(fake):
         began = time.monotonic()
         fake.reply(opening, wire.OPENED, struct.pack("<IQBIQQQ", 3, 4, 0, 0, 0, 0, 4096))
         wait_for("b", lambda: b.is_open)
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < 5.0  # of the 10 until something else wakes the thread
     finally:
         fake.close()
         pool.close()
@@ -475,6 +475,7 @@ def test_open_is_tried_again(fake):
     thread.start()
     pool = kvtier.connect(fake.address, timeout=0.2)
     thread.join()
+    assert pool.wait_connected(PATIENCE)
     try:
         opened = in_thread(lambda: pool.open("a", max_block_bytes=4096))
         fake.message(wire.OPEN)
