@@ -7,7 +7,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"runtime"
 	"syscall"
 	"testing"
 	"time"
@@ -431,52 +430,4 @@ func TestDrain(t *testing.T) {
 		t.Errorf("drain without time: error %v", err)
 	}
 	r.quiet()
-}
-
-// TestFlat shows that sessions that come and go, in order and not, leave neither
-// goroutines nor descriptors.
-func TestFlat(t *testing.T) {
-	r := newRig(t, &memstore.Options{Shared: 1 << 20}, nil)
-	files := func() int {
-		t.Helper()
-		l, err := os.ReadDir("/proc/self/fd")
-		if err != nil {
-			t.Fatal(err)
-		}
-		return len(l)
-	}
-	round := func(i int) {
-		switch i % 4 {
-		case 0: // with a call under way
-			c := r.client()
-			c.places(r.ns, 1000, 1)
-			c.recv(c.send(session.CodeWatch, &session.WatchMessage{}))
-			_ = c.c.Close()
-		case 1: // in the middle of a frame
-			c := r.client()
-			c.write(packed(frame.Header{Type: frame.Data, Token: c.places(r.ns, 1000, 1)[0].Grant}, make([]byte, 1000))[:500])
-			_ = c.c.(*net.TCPConn).SetLinger(0)
-			_ = c.c.Close()
-		case 2: // over the other socket, with memory
-			c := dial(t, "unix", r.unix)
-			mem := c.share()
-			_ = unix.Munmap(mem)
-			_ = c.c.Close()
-		case 3: // without a hello
-			c := dial(t, "tcp", r.tcp)
-			c.write([]byte("x"))
-			_ = c.c.Close()
-		}
-	}
-	for i := range 8 {
-		round(i)
-	}
-	r.quiet()
-	fds, routines := files(), runtime.NumGoroutine()
-	for i := range 400 {
-		round(i)
-	}
-	r.quiet()
-	r.await("as few goroutines as before", func() bool { return runtime.NumGoroutine() <= routines })
-	r.await("as few descriptors as before", func() bool { return files() <= fds })
 }
