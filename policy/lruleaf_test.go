@@ -12,8 +12,21 @@ import (
 	"github.com/kvtier/kvtier/policy/policytest"
 )
 
-func TestLRULeafContract(t *testing.T) {
-	policytest.Run(t, func() policy.Policy { return policy.NewLRULeaf() })
+func TestContract(t *testing.T) {
+	for _, name := range policy.Names() {
+		t.Run(name, func(t *testing.T) {
+			policytest.Run(t, func() policy.Policy { return newPolicy(t, name) })
+		})
+	}
+}
+
+func newPolicy(t testing.TB, name string) policy.Policy {
+	t.Helper()
+	p, err := policy.New(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
 }
 
 func TestNew(t *testing.T) {

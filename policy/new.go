@@ -11,6 +11,10 @@ import (
 func table() []entry {
 	return []entry{
 		{"lru-leaf", func() Policy { return NewLRULeaf() }},
+		{"s3-ghost", func() Policy { return NewS3Ghost() }},
+		{"arc", func() Policy { return NewARC() }},
+		{"gdsf", func() Policy { return NewGDSF() }},
+		{"switch", func() Policy { return NewSwitch() }},
 	}
 }
 

@@ -72,6 +72,15 @@ func (l *leaves) some(i uint8) *queue {
 	return nil
 }
 
+// either returns queue a, queue b when nothing of that may leave, nil when
+// nothing of both.
+func (l *leaves) either(a, b uint8) *queue {
+	if q := l.some(a); q != nil {
+		return q
+	}
+	return l.some(b)
+}
+
 // take takes the block that leaves next.
 func (l *leaves) take(q *queue) block.Handle {
 	h := l.peek(q)

@@ -1,0 +1,99 @@
+package policy
+
+import (
+	"math/bits"
+
+	"github.com/kvtier/kvtier/index/block"
+)
+
+// prints is a set of fingerprints that gives each a dense handle: a hash table
+// with chains. It has 12 bytes an entry and 2 to 4 for its buckets.
+type prints struct {
+	entries column[print]
+	heads   []block.Handle // first entry of each bucket; a power of two of them
+	last    block.Handle   // latest handle that was made
+	unused  block.Handle   // first of those given back, linked by chain
+	count   int
+}
+
+// print is an entry in two words, so that it has no padding.
+type print struct {
+	high, low uint32 // the fingerprint
+	chain     block.Handle
+}
+
+// minHeads is the least number of buckets.
+const minHeads = 64
+
+func (s *prints) bucket(hash uint64) *block.Handle {
+	// Fingerprints may be numbered densely, so their bits are mixed.
+	return &s.heads[hash*0x9e3779b97f4a7c15>>(64-bits.Len(uint(len(s.heads)-1)))]
+}
+
+// find returns the handle of a fingerprint, 0 when it is not there.
+func (s *prints) find(hash uint64) block.Handle {
+	if s.count == 0 {
+		return 0
+	}
+	high, low := uint32(hash>>32), uint32(hash)
+	for h := *s.bucket(hash); h != 0; {
+		e := s.entries.at(h)
+		if e.low == low && e.high == high {
+			return h
+		}
+		h = e.chain
+	}
+	return 0
+}
+
+// add gives a fingerprint that is not there a handle.
+func (s *prints) add(hash uint64) block.Handle {
+	if s.count >= 2*len(s.heads) {
+		s.spread(max(minHeads, 2*len(s.heads)))
+	}
+	h := s.unused
+	if h != 0 {
+		s.unused = s.entries.at(h).chain
+	} else {
+		s.last++
+		h = s.last
+	}
+	s.count++
+	b := s.bucket(hash)
+	*s.entries.grow(h) = print{high: uint32(hash >> 32), low: uint32(hash), chain: *b}
+	*b = h
+	return h
+}
+
+// hash is the fingerprint of a handle.
+func (s *prints) hash(h block.Handle) uint64 {
+	e := s.entries.at(h)
+	return uint64(e.high)<<32 | uint64(e.low)
+}
+
+// remove takes the handle back.
+func (s *prints) remove(h block.Handle) {
+	e := s.entries.at(h)
+	at := s.bucket(s.hash(h))
+	for *at != h {
+		at = &s.entries.at(*at).chain
+	}
+	*at = e.chain
+	e.chain, s.unused = s.unused, h
+	s.count--
+}
+
+// spread distributes all entries over n buckets.
+func (s *prints) spread(n int) {
+	old := s.heads
+	s.heads = make([]block.Handle, n)
+	for _, h := range old {
+		for h != 0 {
+			e := s.entries.at(h)
+			b := s.bucket(s.hash(h))
+			next := e.chain
+			e.chain, *b = *b, h
+			h = next
+		}
+	}
+}
