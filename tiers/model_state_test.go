@@ -181,7 +181,7 @@ func (m *model) drain() {
 // rest waits until the store does nothing more, and holds what the events said
 // against where the blocks are, which it returns.
 func (m *model) rest() (there map[modelCopy]bool) {
-	last, since := int64(-1), time.Now()
+	last, since, looks := int64(-1), time.Now(), 0
 	eventually(m.TB, "the store is at rest", func() bool {
 		work, seq := tiers.Activity(m.s)
 		m.told.Lock()
@@ -189,9 +189,10 @@ func (m *model) rest() (there map[modelCopy]bool) {
 		m.told.Unlock()
 		// A copy that waits for a busy disk is silent, and no rest.
 		if work != last || !heard || tiers.Flights(m.s) > 0 {
-			last, since = work, time.Now()
+			last, since, looks = work, time.Now(), 0
 		}
-		return time.Since(since) > 120*time.Millisecond // the evictor looks by itself more often
+		looks++
+		return time.Since(since) > 120*time.Millisecond && looks >= restLooks // the evictor looks by itself more often
 	})
 	there = map[modelCopy]bool{}
 	for i := range m.keys {

@@ -172,13 +172,17 @@ func (r *storeScript) syncs() int64 {
 	return r.s.CatalogMetrics().WALSyncs
 }
 
+// restLooks is how often nothing must have happened for a store to be at rest, however
+// long that takes.
+const restLooks = 8
+
 // quiet waits until nothing happens any more and all events are told.
 func (r *storeScript) quiet(command string) {
 	long := 20 * time.Millisecond
 	if command == "fill" || command == "unlease" || command == "&" || command == "drain" {
 		long = 250 * time.Millisecond // for the evictor, and for what runs beside
 	}
-	last, since := int64(-1), time.Now()
+	last, since, looks := int64(-1), time.Now(), 0
 	awaited := r.release != nil // while the catalog is held there is nothing to wait for
 	eventually(r, "the store is at rest", func() bool {
 		work, seq := tiers.Activity(r.s)
@@ -186,15 +190,16 @@ func (r *storeScript) quiet(command string) {
 		told := r.mu.seq >= seq
 		r.mu.Unlock()
 		if work != last || !told {
-			last, since = work, time.Now()
+			last, since, looks = work, time.Now(), 0
 		}
-		if time.Since(since) <= long {
+		// Where this one is given a processor as rarely as that the others are, too.
+		if looks++; time.Since(since) <= long || looks < restLooks {
 			return false
 		}
 		if !awaited {
 			// A flush may take longer than that, and what follows from it comes then.
 			tiers.AwaitCommits(r.s)
-			awaited, since = true, time.Now()
+			awaited, since, looks = true, time.Now(), 0
 			return false
 		}
 		return true

@@ -18,7 +18,7 @@ func TestHangingFlush(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	o := tiers.Options{
-		Dir: filepath.Join(dir, "data"), Agent: newAgent(t), DRAM: 16 << 20, StallAfter: 500 * time.Millisecond, ProbeEvery: 20 * time.Millisecond,
+		Dir: filepath.Join(dir, "data"), Agent: newAgent(t), DRAM: 16 << 20, StallAfter: stallAfter, ProbeEvery: 20 * time.Millisecond,
 		Slabs: []tiers.SlabSpec{{Path: filepath.Join(dir, "0"), Bytes: 64 << 20}, {Path: filepath.Join(dir, "1"), Bytes: 64 << 20}},
 	}
 	s := openStore(t, o)
@@ -61,7 +61,7 @@ func TestHangingFlush(t *testing.T) {
 func TestStuckErase(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	r := newSickRig(t, []tiers.SlabSpec{{Path: filepath.Join(dir, "0"), Bytes: 64 << 20}, {Path: filepath.Join(dir, "1"), Bytes: 64 << 20}}, 500*time.Millisecond)
+	r := newSickRig(t, []tiers.SlabSpec{{Path: filepath.Join(dir, "0"), Bytes: 64 << 20}, {Path: filepath.Join(dir, "1"), Bytes: 64 << 20}}, stallAfter)
 	g3 := block.PutOptions{Durable: block.G3}
 	on := map[uint8]int{}
 	for i := 100; len(on) < 2 && i < 120; i++ {
