@@ -90,7 +90,8 @@ func TestScrubGoesOn(t *testing.T) {
 	for i := 1; i <= n; i++ {
 		mustPut(t, s, ns, i, size, block.PutOptions{Durable: block.G3})
 	}
-	if err := s.StartScrub(block.ScrubOptions{BytesPerSecond: 64 << 20}); err != nil {
+	// All of it would take seconds at this rate.
+	if err := s.StartScrub(block.ScrubOptions{BytesPerSecond: 16 << 20}); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.StartScrub(block.ScrubOptions{}); !errors.Is(err, block.ErrUnavailable) {
