@@ -78,76 +78,69 @@ func fail(w http.ResponseWriter, r *http.Request, status int, code string) {
 // A service that serves few requests at once, then none for a while, then all again: every
 // call succeeds, hardly a request is made in vain, and in the end as many run as before.
 func TestThrottlingStorm(t *testing.T) {
-	for _, storm := range []struct {
-		status int
-		code   string
-	}{{503, "SlowDown"}, {429, "TooManyRequests"}} {
-		t.Run(storm.code, func(t *testing.T) {
-			s := newServer(t)
-			p := newProxy(t, s)
-			b := newBackend(t, p.URL, object.Options{Concurrency: 16})
-			var inside, refused, most atomic.Int64
-			var room atomic.Int64
-			room.Store(1 << 30)
-			p.behave(func(w http.ResponseWriter, r *http.Request, forward http.Handler) {
-				n := inside.Add(1)
-				defer inside.Add(-1)
-				for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
+	s := newServer(t)
+	p := newProxy(t, s)
+	b := newBackend(t, p.URL, object.Options{Concurrency: 16})
+	var inside, refused, most atomic.Int64
+	var room atomic.Int64
+	room.Store(1 << 30)
+	p.behave(func(w http.ResponseWriter, r *http.Request, forward http.Handler) {
+		n := inside.Add(1)
+		defer inside.Add(-1)
+		for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
+		}
+		if n > room.Load() {
+			refused.Add(1)
+			io.Copy(io.Discard, r.Body)
+			fail(w, r, 503, "SlowDown")
+			return
+		}
+		forward.ServeHTTP(w, r)
+	})
+	var done atomic.Int64
+	work := func(n int) {
+		t.Helper()
+		var wg sync.WaitGroup
+		for w := range 16 {
+			wg.Go(func() {
+				for i := range n / 16 {
+					key := fmt.Sprintf("k-%d-%d", w, i)
+					if _, err := b.Put(t.Context(), key, object.Vector{random(1000)}, false); err != nil {
+						t.Error(err)
+					}
+					done.Add(1)
 				}
-				if n > room.Load() {
-					refused.Add(1)
-					io.Copy(io.Discard, r.Body)
-					fail(w, r, storm.status, storm.code)
-					return
-				}
-				forward.ServeHTTP(w, r)
 			})
-			var done atomic.Int64
-			work := func(n int) {
-				t.Helper()
-				var wg sync.WaitGroup
-				for w := range 16 {
-					wg.Go(func() {
-						for i := range n / 16 {
-							key := fmt.Sprintf("k-%d-%d", w, i)
-							if _, err := b.Put(t.Context(), key, object.Vector{random(1000)}, false); err != nil {
-								t.Error(err)
-							}
-							done.Add(1)
-						}
-					})
-				}
-				wg.Wait()
-			}
-			work(160)
-			if most.Load() < 8 {
-				t.Errorf("%d requests at once on a healthy service", most.Load())
-			}
-			room.Store(3)
-			work(160)
-			if l := b.Stats().Limit; l > 6 {
-				t.Errorf("limit %d of a service that has room for 3", l)
-			}
-			room.Store(0)
-			var wg sync.WaitGroup
-			wg.Go(func() { work(160) })
-			for before := b.Stats().Throttled; b.Stats().Throttled < before+4 && t.Context().Err() == nil; {
-				time.Sleep(time.Millisecond)
-			}
-			room.Store(1 << 30)
-			wg.Wait()
-			work(320)
-			st := b.Stats()
-			if total, useful := p.requests.Load(), done.Load(); float64(total) > 1.3*float64(useful) {
-				t.Errorf("%d requests for %d objects", total, useful)
-			}
-			if refused.Load() == 0 || st.Throttled != uint64(refused.Load()) || st.Shrunk == 0 || st.Retries < st.Throttled {
-				t.Errorf("%d were refused, but %+v", refused.Load(), st)
-			}
-			if st.Limit < 16 || st.InFlight+st.Waiting != 0 {
-				t.Errorf("after the storm: %+v", st)
-			}
-		})
+		}
+		wg.Wait()
+	}
+	work(160)
+	if most.Load() < 8 {
+		t.Errorf("%d requests at once on a healthy service", most.Load())
+	}
+	room.Store(3)
+	work(160)
+	if l := b.Stats().Limit; l > 6 {
+		t.Errorf("limit %d of a service that has room for 3", l)
+	}
+	room.Store(0)
+	var wg sync.WaitGroup
+	wg.Go(func() { work(160) })
+	for before := b.Stats().Throttled; b.Stats().Throttled < before+4 && t.Context().Err() == nil; {
+		time.Sleep(time.Millisecond)
+	}
+	room.Store(1 << 30)
+	wg.Wait()
+	work(320)
+	st := b.Stats()
+	if total, useful := p.requests.Load(), done.Load(); float64(total) > 1.3*float64(useful) {
+		t.Errorf("%d requests for %d objects", total, useful)
+	}
+	if refused.Load() == 0 || st.Throttled != uint64(refused.Load()) || st.Shrunk == 0 || st.Retries < st.Throttled {
+		t.Errorf("%d were refused, but %+v", refused.Load(), st)
+	}
+	if st.Limit < 16 || st.InFlight+st.Waiting != 0 {
+		t.Errorf("after the storm: %+v", st)
 	}
 }
 
@@ -156,7 +149,7 @@ func TestThrottlingStorm(t *testing.T) {
 func TestEndlessThrottling(t *testing.T) {
 	s := newServer(t)
 	p := newProxy(t, s)
-	p.behave(func(w http.ResponseWriter, r *http.Request, _ http.Handler) { fail(w, r, 503, "SlowDown") })
+	p.behave(func(w http.ResponseWriter, r *http.Request, _ http.Handler) { fail(w, r, 429, "TooManyRequests") })
 	b := newBackend(t, p.URL, object.Options{})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
@@ -249,7 +242,8 @@ func TestOnceBroken(t *testing.T) {
 			if g, err := b.Get(t.Context(), name, 0, object.Vector{got[:7], got[7:]}, true); err != nil || !g.Verified || !bytes.Equal(got, want) {
 				t.Errorf("get: %+v, %v, right bytes: %v", g, err, bytes.Equal(got, want))
 			}
-			if st := b.Stats(); st.Retries != 2 || st.Verified != uint64(len(want)) {
+			// The HTTP client makes a GET again by itself when a kept connection was closed.
+			if st := b.Stats(); st.Retries < 1 || st.Retries > 2 || st.Verified != uint64(len(want)) {
 				t.Errorf("%+v", st)
 			}
 		})
@@ -299,9 +293,11 @@ func TestSlowLoris(t *testing.T) {
 	if _, err := newBackend(t, p.URL, object.Options{}).Put(t.Context(), "x", object.Vector{content}, false); err != nil {
 		t.Fatal(err)
 	}
+	end := make(chan struct{})
+	defer close(end)
 	drip := func(w http.ResponseWriter, r *http.Request, _ http.Handler) {
 		if r.Method == http.MethodPut {
-			<-r.Context().Done()
+			<-end // with the client in the middle of its body
 			return
 		}
 		w.Header().Set("Content-Length", "200000")
@@ -319,7 +315,13 @@ func TestSlowLoris(t *testing.T) {
 			return err
 		},
 		"put": func(ctx context.Context, b *object.Backend, mem []byte) error {
-			_, err := b.Put(ctx, "y", object.Vector{mem}, false)
+			v := object.Vector{mem}
+			if _, soon := ctx.Deadline(); soon {
+				for range 50 { // more than the sockets hold
+					v = append(v, mem)
+				}
+			}
+			_, err := b.Put(ctx, "y", v, false)
 			return err
 		},
 	} {
@@ -334,7 +336,7 @@ func TestSlowLoris(t *testing.T) {
 			// The race detector sees it if anything still reads or writes this.
 			copy(mem, content)
 
-			b = newBackend(t, p.URL, object.Options{TryTimeout: 20 * time.Millisecond, RetryBudget: 1})
+			b = newBackend(t, p.URL, object.Options{TryTimeout: 50 * time.Millisecond, RetryBudget: 1})
 			err := call(t.Context(), b, mem)
 			if e := wantError(t, err, object.ClassTimeout, ""); !strings.Contains(e.Error(), "a try took more than") {
 				t.Error(err)
