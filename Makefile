@@ -40,15 +40,18 @@ test: lint proto-check $(VERSITYGW) test-plain test-race python-test $(if $(with
 check: lint ## the quick part: lint, and the tests that are short, with the race detector
 	CGO_ENABLED=1 go test -race -tags invariants -short -json $$(go list ./... | grep -v /e2e) | go run ./internal/gotest
 
+# Of two that run side by side the longest begins first. What go test vets lint has vetted.
+packages = -count=1 -vet=off -json ./e2e ./...
+
 .PHONY: test-plain
 test-plain:
-	CGO_ENABLED=0 go test -count=1 -timeout 10m -json ./... | go run ./internal/gotest
+	CGO_ENABLED=0 go test -timeout 10m $(packages) | go run ./internal/gotest
 
 # The detector needs cgo and so a C compiler. The tag adds checks that are too
 # dear to be made always. The end-to-end tests build the daemon likewise.
 .PHONY: test-race
 test-race: $(if $(shell command -v gcc),,gcc)
-	CGO_ENABLED=1 go test -race -tags invariants -count=1 -timeout 15m -json ./... | go run ./internal/gotest
+	CGO_ENABLED=1 go test -race -tags invariants -timeout 15m $(packages) | go run ./internal/gotest
 
 # The engines' packages take 3 GB and are the same for every checkout of this user.
 ENGINES ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kvtier/engines

@@ -76,6 +76,8 @@ class Daemon:
             self.args += ["--tls-cert", str(tls[0]), "--tls-key", str(tls[1])]
         self.args += list(extra)
         self.tls = tls
+        # Of the second address nobody else is given the port while the daemon is away.
+        self.host = "127.0.0.1" if tls else "127.0.0.2"
         self.xfer_port = 0
         self.process = None
         self.start()
@@ -84,7 +86,7 @@ class Daemon:
         """Starts it, on the port that it had before."""
         log = open(self.path / "log", "ab")
         self.process = subprocess.Popen(
-            [self.binary, "serve", *self.args, "--listen", "127.0.0.1:0", "--xfer", f"127.0.0.1:{self.xfer_port}"],
+            [self.binary, "serve", *self.args, "--listen", "127.0.0.1:0", "--xfer", self.tcp],
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
@@ -109,7 +111,7 @@ class Daemon:
 
     @property
     def tcp(self):
-        return f"127.0.0.1:{self.xfer_port}"
+        return f"{self.host}:{self.xfer_port}"
 
     def kill(self):
         """As a crash does."""

@@ -23,6 +23,8 @@ PACKAGE = HERE.parent.parent
 PATHS = {"PYTHONPATH": os.pathsep.join([str(PACKAGE), str(HERE)])}
 #: Seconds after which an engine hangs; a start takes 20 on an idle machine, and minutes on a busy one.
 PATIENCE = 400.0
+#: Where daemons serve. Of this address no engine is given the port while its daemon is away.
+HOST = "127.0.0.2"
 
 
 def binary() -> str:
@@ -46,6 +48,7 @@ class Daemon:
         self.admin = f"unix:{self._short.name}/g"
         self.slab = directory / "slab"
         self.port = _free_port()
+        self.tcp = f"{HOST}:{self.port}"
         self._arguments = [
             "--data",
             str(directory / "data"),
@@ -58,7 +61,7 @@ class Daemon:
             "--listen",
             self.admin,
             "--xfer",
-            f"127.0.0.1:{self.port}",
+            self.tcp,
         ]
         self._process: subprocess.Popen[str] | None = None
 
@@ -155,7 +158,7 @@ class Proxy:
             except OSError:
                 return
             try:
-                server = socket.create_connection(("127.0.0.1", self._to))
+                server = socket.create_connection((HOST, self._to))
             except OSError:
                 client.close()
                 continue
@@ -187,7 +190,7 @@ class Proxy:
 
 
 def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with socket.create_server((HOST, 0)) as listener:
         return listener.getsockname()[1]
 
 

@@ -75,7 +75,7 @@ def test_store_drop_promote(engine, daemon):
 
 
 def test_by_tcp_the_client_copies(daemon, engine):
-    one, want = engine(address=f"127.0.0.1:{daemon.port}"), contents(KEYS)
+    one, want = engine(address=daemon.tcp), contents(KEYS)
     assert not one.tier._rows.mapped
     one.store(KEYS, want)
     one.drop()
