@@ -52,20 +52,20 @@ func sessionFromPB(i *pb.SessionInfo) session.Info {
 		Regions: int(i.GetRegions()), RegionBytes: i.GetRegionBytes(),
 		Leases: int(i.GetLeases()), LeasesLimit: int(i.GetLeasesLimit()), LeasedBlocks: int(i.GetLeasedBlocks()),
 		Places: int(i.GetPlaces()), PlaceBytes: i.GetPlaceBytes(), Calls: int(i.GetCalls()),
-		IdentityUsage: usageFromPB(i.GetIdentity(), i.GetIdentityUsage()),
+		IdentityUsage: usageFromPB(i.GetIdentityUsage()),
 	}
 }
 
 func usageToPB(u *access.Usage) *pb.IdentityUsage {
 	return &pb.IdentityUsage{
-		Sessions: uint32(u.Sessions), SessionsLimit: uint32(u.SessionsLimit), SessionsRefused: u.SessionsRefused,
+		Name: u.Name, Sessions: uint32(u.Sessions), SessionsLimit: uint32(u.SessionsLimit), SessionsRefused: u.SessionsRefused,
 		Leases: uint32(u.Leases), LeasesLimit: uint32(u.LeasesLimit), LeasesRefused: u.LeasesRefused,
 	}
 }
 
-func usageFromPB(name string, u *pb.IdentityUsage) access.Usage {
+func usageFromPB(u *pb.IdentityUsage) access.Usage {
 	return access.Usage{
-		Name: name, Sessions: int(u.GetSessions()), SessionsLimit: int(u.GetSessionsLimit()), SessionsRefused: u.GetSessionsRefused(),
+		Name: u.GetName(), Sessions: int(u.GetSessions()), SessionsLimit: int(u.GetSessionsLimit()), SessionsRefused: u.GetSessionsRefused(),
 		Leases: int(u.GetLeases()), LeasesLimit: int(u.GetLeasesLimit()), LeasesRefused: u.GetLeasesRefused(),
 	}
 }

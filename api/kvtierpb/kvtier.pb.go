@@ -5183,6 +5183,7 @@ type IdentityUsage struct {
 	Leases          uint32                 `protobuf:"varint,4,opt,name=leases,proto3" json:"leases,omitempty"`
 	LeasesLimit     uint32                 `protobuf:"varint,5,opt,name=leases_limit,json=leasesLimit,proto3" json:"leases_limit,omitempty"`
 	LeasesRefused   int64                  `protobuf:"varint,6,opt,name=leases_refused,json=leasesRefused,proto3" json:"leases_refused,omitempty"`
+	Name            string                 `protobuf:"bytes,7,opt,name=name,proto3" json:"name,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -5257,6 +5258,13 @@ func (x *IdentityUsage) GetLeasesRefused() int64 {
 		return x.LeasesRefused
 	}
 	return 0
+}
+
+func (x *IdentityUsage) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
 }
 
 var File_kvtier_proto protoreflect.FileDescriptor
@@ -5638,14 +5646,15 @@ const file_kvtier_proto_rawDesc = "" +
 	"\vplace_bytes\x18\x0f \x01(\x03R\n" +
 	"placeBytes\x12\x14\n" +
 	"\x05calls\x18\x10 \x01(\rR\x05calls\x12?\n" +
-	"\x0eidentity_usage\x18\x11 \x01(\v2\x18.kvtier.v1.IdentityUsageR\ridentityUsage\"\xdf\x01\n" +
+	"\x0eidentity_usage\x18\x11 \x01(\v2\x18.kvtier.v1.IdentityUsageR\ridentityUsage\"\xf3\x01\n" +
 	"\rIdentityUsage\x12\x1a\n" +
 	"\bsessions\x18\x01 \x01(\rR\bsessions\x12%\n" +
 	"\x0esessions_limit\x18\x02 \x01(\rR\rsessionsLimit\x12)\n" +
 	"\x10sessions_refused\x18\x03 \x01(\x03R\x0fsessionsRefused\x12\x16\n" +
 	"\x06leases\x18\x04 \x01(\rR\x06leases\x12!\n" +
 	"\fleases_limit\x18\x05 \x01(\rR\vleasesLimit\x12%\n" +
-	"\x0eleases_refused\x18\x06 \x01(\x03R\rleasesRefused*I\n" +
+	"\x0eleases_refused\x18\x06 \x01(\x03R\rleasesRefused\x12\x12\n" +
+	"\x04name\x18\a \x01(\tR\x04name*I\n" +
 	"\x04Tier\x12\r\n" +
 	"\tTIER_NONE\x10\x00\x12\v\n" +
 	"\aTIER_G1\x10\x01\x12\v\n" +
