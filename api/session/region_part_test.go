@@ -143,10 +143,15 @@ func TestRegionGetInParts(t *testing.T) {
 			<-reached
 		}
 		cancel()
+		r.await("the cancel", func() bool { return r.server.Stats().Calls[session.CodeCancel] == 1 })
+		var m block.MatchResult
+		if err := c.Match(t.Context(), r.handle(), packedFrom(0, 1), block.MatchOptions{}, &m); err != nil { // behind it
+			t.Error(err)
+		}
 		select {
 		case err := <-done:
 			t.Fatalf("it returned while the server may copy: %v", err)
-		case <-time.After(50 * time.Millisecond):
+		default:
 		}
 		close(goOn)
 		if err := <-done; !errors.Is(err, context.Canceled) {
