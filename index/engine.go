@@ -52,6 +52,8 @@ func (e *engine) open(c *Catalog, existing bool) (err error) {
 		switch {
 		case errors.Is(err, pebble.ErrDBDoesNotExist):
 			return fmt.Errorf("%w: %w", block.ErrNotFound, err)
+		case errors.Is(err, block.ErrCorrupt):
+			return err
 		case pebble.IsCorruptionError(err):
 			return fmt.Errorf("%w: %w", block.ErrCorrupt, err)
 		}

@@ -19,7 +19,8 @@ import (
 // What is there is then what a crash at that moment would have left: every
 // commit that was answered without an error, and a tail that replay cuts off.
 //
-// It also slows Pebble down that makes a table again at once after it failed.
+// It refuses logs that have lost what was synced, see checkLog, and slows Pebble down
+// that makes a table again at once after it failed.
 type walFS struct {
 	vfs.FS
 	fail   func(error)
@@ -50,6 +51,16 @@ func (w *walFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
 		w.pause()
 	}
 	return w.log(name, func() (vfs.File, error) { return w.FS.Create(name, c) })
+}
+
+// Open is part of vfs.FS. A log is opened to be replayed, and checked before.
+func (w *walFS) Open(name string, opts ...vfs.OpenOption) (vfs.File, error) {
+	if strings.HasSuffix(name, ".log") {
+		if err := checkLog(w.FS, name); err != nil {
+			return nil, err
+		}
+	}
+	return w.FS.Open(name, opts...)
 }
 
 // ReuseForWrite is part of vfs.FS.
