@@ -20,7 +20,7 @@ import (
 type hooked struct {
 	*memstore.Store
 	mu    sync.Mutex
-	get   func(want []block.Wanted, o block.GetOptions, use func(i int, p block.Payload) error) error
+	get   func(ctx context.Context, want []block.Wanted, o block.GetOptions, use func(i int, p block.Payload) error) error
 	grant func()
 }
 
@@ -36,7 +36,7 @@ func (h *hooked) Get(ctx context.Context, ns block.NamespaceID, hashLen int, wan
 	get := h.get
 	h.mu.Unlock()
 	if get != nil {
-		return get(want, o, use)
+		return get(ctx, want, o, use)
 	}
 	return h.Store.Get(ctx, ns, hashLen, want, o, use)
 }
@@ -171,11 +171,13 @@ func TestRegionCancel(t *testing.T) {
 	st := memstore.New(nil)
 	h := &hooked{Store: st}
 	data := bytesOf(1, 1<<20)
-	reached, goOn := make(chan struct{}), make(chan struct{})
-	h.get = func(_ []block.Wanted, _ block.GetOptions, use func(int, block.Payload) error) error {
+	reached, told, goOn := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	h.get = func(ctx context.Context, _ []block.Wanted, _ block.GetOptions, use func(int, block.Payload) error) error {
 		return inPieces(data, use, func(at int) {
 			if at == 512<<10 {
 				close(reached)
+				<-ctx.Done()
+				close(told)
 				<-goOn
 			}
 		})
@@ -191,6 +193,7 @@ func TestRegionCancel(t *testing.T) {
 	}()
 	<-reached
 	cancel()
+	<-told
 	select {
 	case err := <-done:
 		t.Fatalf("it returned while the server copies: %v", err)
@@ -230,12 +233,14 @@ func TestRegionEnd(t *testing.T) {
 	r := serve(t, st, h, nil)
 	for _, way := range []string{"half close", "Close"} {
 		t.Run(way, func(t *testing.T) {
-			reached, goOn := make(chan struct{}), make(chan struct{})
+			reached, told, goOn := make(chan struct{}), make(chan struct{}), make(chan struct{})
 			h.hook(func() {
-				h.get = func(_ []block.Wanted, _ block.GetOptions, use func(int, block.Payload) error) error {
+				h.get = func(ctx context.Context, _ []block.Wanted, _ block.GetOptions, use func(int, block.Payload) error) error {
 					return inPieces(data, use, func(at int) {
 						if at == 512<<10 {
 							close(reached)
+							<-ctx.Done()
+							close(told)
 							<-goOn
 						}
 					})
@@ -273,6 +278,7 @@ func TestRegionEnd(t *testing.T) {
 			<-reached
 			ended := make(chan struct{})
 			go func() { end(); close(ended) }()
+			<-told
 			select {
 			case <-ended:
 				t.Fatal("the session is over while the server copies")
@@ -315,7 +321,7 @@ func TestRegionCorrupt(t *testing.T) {
 			t.Run(tt.name, func(t *testing.T) {
 				looked := 0
 				h.hook(func() {
-					h.get = func(want []block.Wanted, o block.GetOptions, use func(int, block.Payload) error) error {
+					h.get = func(_ context.Context, want []block.Wanted, o block.GetOptions, use func(int, block.Payload) error) error {
 						switch {
 						case o.Verify:
 							looked++

@@ -61,7 +61,7 @@ func TestRegionGetInParts(t *testing.T) {
 	inParts := func(of int, hand func(w block.Wanted, p *block.Payload)) {
 		m := &meeting{n: of, full: make(chan struct{})}
 		h.hook(func() {
-			h.get = func(want []block.Wanted, o block.GetOptions, use func(int, block.Payload) error) error {
+			h.get = func(_ context.Context, want []block.Wanted, o block.GetOptions, use func(int, block.Payload) error) error {
 				if !o.Verify {
 					m.wait(t)
 				}
@@ -167,7 +167,7 @@ func TestRegionGetInParts(t *testing.T) {
 		c, _, _ := r.attach(n * count)
 		m := &meeting{n: parts, full: make(chan struct{})}
 		h.hook(func() {
-			h.get = func(want []block.Wanted, o block.GetOptions, use func(int, block.Payload) error) error {
+			h.get = func(_ context.Context, want []block.Wanted, o block.GetOptions, use func(int, block.Payload) error) error {
 				m.wait(t)
 				if want[0].Hash == items[0].Hash {
 					return st.Get(context.Background(), r.ns.NS, 8, want, o, use)
@@ -195,7 +195,7 @@ func TestRegionGetSmall(t *testing.T) {
 	}
 	gets := 0
 	h.hook(func() {
-		h.get = func(want []block.Wanted, o block.GetOptions, use func(int, block.Payload) error) error {
+		h.get = func(_ context.Context, want []block.Wanted, o block.GetOptions, use func(int, block.Payload) error) error {
 			gets++
 			return st.Get(context.Background(), r.ns.NS, 8, want, o, use)
 		}
