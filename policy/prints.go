@@ -7,7 +7,7 @@ import (
 )
 
 // prints is a set of fingerprints that gives each a dense handle: a hash table
-// with chains. It has 12 bytes an entry and 2 to 4 for its buckets.
+// with chains. It has 12 bytes an entry and 1.6 to 3.2 for its buckets.
 type prints struct {
 	entries column[print]
 	heads   []block.Handle // first entry of each bucket; a power of two of them
@@ -48,7 +48,7 @@ func (s *prints) find(hash uint64) block.Handle {
 
 // add gives a fingerprint that is not there a handle.
 func (s *prints) add(hash uint64) block.Handle {
-	if s.count >= 2*len(s.heads) {
+	if 2*s.count >= 5*len(s.heads) {
 		s.spread(max(minHeads, 2*len(s.heads)))
 	}
 	h := s.unused

@@ -33,6 +33,7 @@ func Run(t *testing.T, make func() policy.Policy) {
 		{"ForeignVictims", foreignVictims},
 		{"HandlesAreReused", handlesReused},
 		{"Model", modelCheck},
+		{"SameFingerprints", sameFingerprints},
 		{"NoAllocation", noAllocation},
 		{"PinnedTail", pinnedTail},
 		{"PinnedTenth", pinnedTenth},

@@ -18,6 +18,8 @@ type store struct {
 	unused  []block.Handle // given back, used again latest first
 	next    block.Handle   // latest handle that was made
 	buf     []block.Handle
+	prints  []uint64
+	print   func(id uint64) uint64 // fingerprint of a block; nil: its id
 }
 
 // entry is a block that is resident, or is named as parent by one that is: its
@@ -31,6 +33,13 @@ type entry struct {
 
 func newStore(p policy.Policy) *store {
 	return &store{p: p, handles: make(map[uint64]block.Handle), entries: make(map[block.Handle]*entry)}
+}
+
+func (s *store) hash(id uint64) uint64 {
+	if s.print != nil {
+		return s.print(id)
+	}
+	return id
 }
 
 // enter returns the handle and entry of a block, resident or not.
@@ -69,7 +78,11 @@ func (s *store) request(t *testing.T, path []uint64) {
 			prefix = false
 		}
 	}
-	s.p.Request(path, hits, 0)
+	s.prints = s.prints[:0]
+	for _, id := range path {
+		s.prints = append(s.prints, s.hash(id))
+	}
+	s.p.Request(s.prints, hits, 0)
 	for i, id := range slices.Backward(path) {
 		h, e := s.enter(id)
 		if e.resident {
@@ -82,7 +95,7 @@ func (s *store) request(t *testing.T, path []uint64) {
 		if i > 0 {
 			e.parent = s.handles[path[i-1]]
 		}
-		s.p.Insert(h, policy.Block{Hash: id, Parent: e.parent, Depth: uint32(16 * i), Tokens: 16, Bytes: 1})
+		s.p.Insert(h, policy.Block{Hash: s.hash(id), Parent: e.parent, Depth: uint32(16 * i), Tokens: 16, Bytes: 1})
 		if e.kids > 0 {
 			s.p.Leaf(h, false)
 		}
