@@ -54,10 +54,7 @@ func Run(ctx context.Context, w *Workload, p policy.Policy, o Options) (Result, 
 		return Result{}, err
 	}
 	c := newCache(w, p, capacity)
-	if o.High > 0 {
-		c.high = max(1, int64(o.High*float64(capacity)))
-		c.low = max(1, int64(o.Low*float64(capacity)))
-	}
+	c.high, c.low = o.marks(capacity)
 	begin := time.Now()
 	for i := range w.Requests() {
 		if i%64 == 0 && ctx.Err() != nil {
@@ -67,20 +64,32 @@ func Run(ctx context.Context, w *Workload, p policy.Policy, o Options) (Result, 
 			return Result{}, fmt.Errorf("simulate %s: request %d: %w", p.Name(), i+1, err)
 		}
 	}
-	elapsed := time.Since(begin)
+	return w.result(capacity, c.prefixHits, c.hits, c.evictions, time.Since(begin)), nil
+}
+
+// result makes counts into rates.
+func (w *Workload) result(capacity, prefixHits, hits, evictions int64, elapsed time.Duration) Result {
 	r := Result{
 		Requests:     int64(w.Requests()),
 		BlockRefs:    int64(len(w.refs)),
 		UniqueBlocks: int64(w.Unique()),
 		Capacity:     capacity,
-		Evictions:    c.evictions,
+		Evictions:    evictions,
 	}
 	if r.BlockRefs > 0 {
-		r.PrefixHitRate = float64(c.prefixHits) / float64(r.BlockRefs)
-		r.HitRate = float64(c.hits) / float64(r.BlockRefs)
+		r.PrefixHitRate = float64(prefixHits) / float64(r.BlockRefs)
+		r.HitRate = float64(hits) / float64(r.BlockRefs)
 		r.NsPerRef = float64(elapsed.Nanoseconds()) / float64(r.BlockRefs)
 	}
-	return r, nil
+	return r
+}
+
+// marks returns the watermarks in blocks, 0 when there are none.
+func (o Options) marks(capacity int64) (high, low int64) {
+	if o.High == 0 {
+		return 0, 0
+	}
+	return max(1, int64(o.High*float64(capacity))), max(1, int64(o.Low*float64(capacity)))
 }
 
 // capacity checks the options and returns the capacity in blocks.
