@@ -70,7 +70,6 @@ func (l *limiter) acquire(ctx context.Context) (round uint64, err error) {
 	}
 	for {
 		pause := time.Until(l.mu.resume)
-		round = l.mu.round
 		l.mu.Unlock()
 		var timer *time.Timer
 		var over <-chan time.Time
