@@ -25,8 +25,11 @@ import (
 // TestReplayWays: a trace has the same hits whichever way its blocks move, and no
 // wrong byte, also with several clients at once.
 func TestReplayWays(t *testing.T) {
-	limit := "100"
-	if raceEnabled {
+	trace, limit, size := smallTrace, "100", "64KiB"
+	switch {
+	case soak:
+		trace, limit, size = conversation, "0", "4KiB" // all of it
+	case raceEnabled:
 		limit = "40" // of which each client gets some
 	}
 	t.Parallel()
@@ -55,8 +58,8 @@ func TestReplayWays(t *testing.T) {
 			}
 		}
 		for _, clients := range []string{"1", "8"} {
-			r := replay(t, d, smallTrace, append([]string{
-				"--limit", limit, "--durable", "g3", "--clients", clients, "--namespace", "clients-" + clients,
+			r := replay(t, d, trace, append([]string{
+				"--block-bytes", size, "--limit", limit, "--durable", "g3", "--clients", clients, "--namespace", "clients-" + clients,
 			}, tt.client...)...)
 			if r.Way != tt.way {
 				t.Errorf("%s clients: blocks moved by %s, want %s", clients, r.Way, tt.way)
