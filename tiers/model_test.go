@@ -66,6 +66,7 @@ func TestModel(t *testing.T) {
 type modelSum struct {
 	mu                     sync.Mutex
 	seeds, remote, ops     int64
+	faulty                 int64 // seeds with a fault or a loss of power
 	restarts, faults       map[string]int
 	misses, removed        map[string]int64
 	sectorsKept, sectorsOf int
@@ -82,6 +83,9 @@ func (s *modelSum) add(m *model) {
 	}
 	for kind := range m.counts {
 		s.ops += m.counts[kind].Load()
+	}
+	if m.restarts[endPower] > 0 || len(m.injected()) > 0 {
+		s.faulty++
 	}
 	sumUp(s.restarts, m.restarts)
 	sumUp(s.faults, m.injected())
@@ -100,8 +104,8 @@ func sumUp[N int | int64](sum, with map[string]N) {
 func (s *modelSum) String() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return fmt.Sprintf("%d seeds, %d of them through gRPC, %d operations; ends %v; faults %v; %d of %d sectors kept when the power went; misses %v; removed %v",
-		s.seeds, s.remote, s.ops, s.restarts, s.faults, s.sectorsKept, s.sectorsOf, s.misses, s.removed)
+	return fmt.Sprintf("%d seeds, %d of them through gRPC, %d with faults or losses of power, %d operations; ends %v; faults %v; %d of %d sectors kept when the power went; misses %v; removed %v",
+		s.seeds, s.remote, s.faulty, s.ops, s.restarts, s.faults, s.sectorsKept, s.sectorsOf, s.misses, s.removed)
 }
 
 func modelRuns() int {
