@@ -5,9 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
@@ -17,74 +18,144 @@ import (
 	"github.com/kvtier/kvtier/policy/trace"
 )
 
-// simReport is what kvtier sim prints.
-type simReport struct {
-	Policy        string  `json:"policy"`
-	Requests      int64   `json:"requests"`
-	BlockRefs     int64   `json:"block_refs"`
-	UniqueBlocks  int64   `json:"unique_blocks"`
-	Capacity      int64   `json:"capacity"` // blocks
-	PrefixHitRate float64 `json:"prefix_hit_rate"`
-	HitRate       float64 `json:"hit_rate"`
-	Evictions     int64   `json:"evictions"`
-	NsPerRef      float64 `json:"ns_per_ref"`
+// beladyName stands for the optimum where policies are named.
+const beladyName = "belady"
+
+// simPolicies lists what sim can replay through: the optimum, and the policies
+// that there are.
+func simPolicies() []string { return append(policy.Names(), beladyName) }
+
+// simFlags are the flags of sim.
+type simFlags struct {
+	policy     string
+	compare    string
+	capacities capacityList
+	opts       sim.Options // all but the capacity
+	limit      int
+	asJSON     bool
+	csv, plot  string
 }
 
+// sweep is what --compare replays at if no capacities are given.
+const sweep = "1%,2%,5%,10%,20%,50%"
+
 func newSimCmd() *cobra.Command {
-	var (
-		name     string
-		capacity = capacityValue{share: 0.1}
-		opts     sim.Options
-		limit    int
-		asJSON   bool
-	)
+	f := &simFlags{capacities: capacityList{{share: 0.1}}}
 	c := &cobra.Command{
 		Use:   "sim TRACE",
-		Short: "Replay a request trace through an eviction policy, over metadata only",
+		Short: "Replay a request trace through eviction policies, over metadata only",
 		Long: `sim tells which hit rate a policy would have on a trace (.jsonl or .jsonl.gz) in a
 tier of some capacity. It moves no bytes and needs no server. The tier starts
 empty; a request's blocks are pinned while it is served.
 
+Policy belady knows the future: no other has more hits.
+
+With several capacities, and with --compare, there is a table with the prefix hit
+rate of each policy at each capacity, and how many percent of belady's it is. --json
+prints an array then. --compare replays at ` + sweep + ` if no
+--capacity is given. --csv and --plot write the same to files.
+
 With --high and --low, shares of the capacity, the tier is emptied down to the low
 watermark whenever a request leaves it above the high one, as the store does.`,
+		Example: `  kvtier sim conversation.jsonl.gz --policy switch --capacity 5%
+  kvtier sim conversation.jsonl.gz --compare all --csv hits.csv --plot hits.svg
+  kvtier sim conversation.jsonl.gz --compare lru-leaf,switch,belady --capacity 1000,2000,4000`,
 		Args: cobra.ExactArgs(1),
-		RunE: func(c *cobra.Command, args []string) error {
-			if limit < 0 {
-				return usageErrorf("--limit %d: want 0 (all requests) or more", limit)
-			}
-			p, err := policy.New(name)
-			if err != nil {
-				return usageErrorf("--policy: %w", err)
-			}
-			opts.Capacity, opts.Share = capacity.blocks, capacity.share
-			r, err := runSim(c.Context(), args[0], limit, p, opts, newProgress(c.ErrOrStderr()))
-			if err != nil {
+	}
+	fs := c.Flags()
+	fs.StringVar(&f.policy, "policy", "lru-leaf", "eviction policy: "+strings.Join(simPolicies(), ", "))
+	fs.StringVar(&f.compare, "compare", "", "several policies, separated by commas, or all; excludes --policy")
+	fs.Var(&f.capacities, "capacity", "size of the tier: a number of blocks, or P% of the unique blocks of the requests replayed; several are separated by commas")
+	shareVar(fs, &f.opts.High, "high", 0, "high watermark, a share of the capacity; 0 evicts one for one when full")
+	shareVar(fs, &f.opts.Low, "low", 0, "low watermark, a share of the capacity")
+	fs.IntVar(&f.limit, "limit", 0, "replay only the first so many requests; 0 replays all")
+	fs.BoolVar(&f.asJSON, "json", false, "print one JSON object, or an array of them")
+	fs.StringVar(&f.csv, "csv", "", "`file` to write a line to for each policy and capacity")
+	fs.StringVar(&f.plot, "plot", "", "`file` to draw the hit rates over the capacity in, as SVG")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		if f.compare != "" && !c.Flags().Changed("capacity") {
+			if err := f.capacities.Set(sweep); err != nil {
 				return err
 			}
-			if asJSON {
-				return writeJSON(c.OutOrStdout(), r)
-			}
-			return r.print(c.OutOrStdout())
-		},
+		}
+		names, err := f.check(c.Flags().Changed("policy"))
+		if err != nil {
+			return err
+		}
+		reports, err := f.run(c.Context(), args[0], names, newProgress(c.ErrOrStderr()))
+		if err != nil {
+			return err
+		}
+		return f.show(c.OutOrStdout(), reports)
 	}
-	f := c.Flags()
-	f.StringVar(&name, "policy", "lru-leaf", "eviction policy: "+strings.Join(policy.Names(), ", "))
-	f.Var(&capacity, "capacity", "size of the tier: a number of blocks, or P% of the unique blocks of the requests replayed")
-	shareVar(f, &opts.High, "high", 0, "high watermark, a share of the capacity; 0 evicts one for one when full")
-	shareVar(f, &opts.Low, "low", 0, "low watermark, a share of the capacity")
-	f.IntVar(&limit, "limit", 0, "replay only the first so many requests; 0 replays all")
-	f.BoolVar(&asJSON, "json", false, "print one JSON object")
 	return c
 }
 
-// runSim loads the trace and replays it.
-func runSim(ctx context.Context, path string, limit int, p policy.Policy, o sim.Options, show *progress) (simReport, error) {
-	defer show.done()
-	w, err := loadWorkload(ctx, path, limit, show)
-	if err != nil {
-		return simReport{}, err
+// check says what is wrong with the flags, and which policies they mean.
+func (f *simFlags) check(chosen bool) (names []string, err error) {
+	if f.limit < 0 {
+		return nil, usageErrorf("--limit %d: want 0 (all requests) or more", f.limit)
 	}
-	r, err := sim.Run(ctx, w, p, o)
+	if f.plot != "" && !strings.HasSuffix(f.plot, ".svg") {
+		return nil, usageErrorf("--plot %q: want a name that ends in .svg", f.plot)
+	}
+	flag := "--policy"
+	switch {
+	case f.compare == "":
+		names = []string{f.policy}
+	case chosen:
+		return nil, usageErrorf("--compare and --policy exclude each other")
+	case f.compare == "all":
+		return simPolicies(), nil
+	default:
+		flag, names = "--compare", strings.Split(f.compare, ",")
+	}
+	for i, name := range names {
+		if !slices.Contains(simPolicies(), name) {
+			return nil, usageErrorf("%s: policy %q: want %s", flag, name, strings.Join(simPolicies(), ", "))
+		}
+		if slices.Contains(names[:i], name) {
+			return nil, usageErrorf("%s: policy %q is there twice", flag, name)
+		}
+	}
+	return names, nil
+}
+
+// run loads the trace and replays it through each policy at each capacity.
+func (f *simFlags) run(ctx context.Context, path string, names []string, show *progress) (reports []simReport, err error) {
+	defer show.done()
+	w, err := loadWorkload(ctx, path, f.limit, show)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range names {
+		for _, capacity := range f.capacities {
+			show.update(func() string { return fmt.Sprintf("replaying through %s at %s", name, capacity.String()) })
+			o := f.opts
+			o.Capacity, o.Share = capacity.blocks, capacity.share
+			r, err := simulate(ctx, w, name, o)
+			if err != nil {
+				return nil, err
+			}
+			reports = append(reports, r)
+		}
+	}
+	return reports, nil
+}
+
+// simulate replays through one policy at one capacity.
+func simulate(ctx context.Context, w *sim.Workload, name string, o sim.Options) (simReport, error) {
+	var r sim.Result
+	var err error
+	if name == beladyName {
+		r, err = sim.Belady(ctx, w, o)
+	} else {
+		var p policy.Policy
+		if p, err = policy.New(name); err != nil {
+			return simReport{}, err
+		}
+		r, err = sim.Run(ctx, w, p, o)
+	}
 	if errors.Is(err, block.ErrInvalid) {
 		return simReport{}, usageErrorf("%w", err) // of the options, since the trace is read
 	}
@@ -92,7 +163,7 @@ func runSim(ctx context.Context, path string, limit int, p policy.Policy, o sim.
 		return simReport{}, err
 	}
 	return simReport{
-		Policy:        p.Name(),
+		Policy:        name,
 		Requests:      r.Requests,
 		BlockRefs:     r.BlockRefs,
 		UniqueBlocks:  r.UniqueBlocks,
@@ -102,6 +173,30 @@ func runSim(ctx context.Context, path string, limit int, p policy.Policy, o sim.
 		Evictions:     r.Evictions,
 		NsPerRef:      r.NsPerRef,
 	}, nil
+}
+
+// show prints the reports and writes the files that are wanted.
+func (f *simFlags) show(out io.Writer, reports []simReport) error {
+	if f.csv != "" {
+		if err := os.WriteFile(f.csv, simCSV(reports), 0o666); err != nil {
+			return fmt.Errorf("write --csv: %w", err)
+		}
+	}
+	if f.plot != "" {
+		if err := os.WriteFile(f.plot, simPlot(reports), 0o666); err != nil {
+			return fmt.Errorf("write --plot: %w", err)
+		}
+	}
+	one := f.compare == "" && len(f.capacities) == 1
+	switch {
+	case one && f.asJSON:
+		return writeJSON(out, reports[0])
+	case one:
+		return reports[0].print(out)
+	case f.asJSON:
+		return writeJSON(out, reports)
+	}
+	return printComparison(out, reports)
 }
 
 // loadWorkload reads the first limit requests of a trace, all when limit is 0.
@@ -134,19 +229,6 @@ func loadWorkload(ctx context.Context, path string, limit int, show *progress) (
 		return nil, fmt.Errorf("%w: trace %s has no blocks in %d requests", block.ErrInvalid, path, w.Requests())
 	}
 	return w, nil
-}
-
-// print writes the report for people.
-func (r simReport) print(out io.Writer) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(w, "policy\t%s\n", r.Policy)
-	fmt.Fprintf(w, "capacity\t%d of %d unique blocks (%.1f %%)\n", r.Capacity, r.UniqueBlocks, 100*float64(r.Capacity)/float64(r.UniqueBlocks))
-	fmt.Fprintf(w, "requests\t%d, %d block references\n", r.Requests, r.BlockRefs)
-	fmt.Fprintf(w, "prefix hit rate\t%.4f\n", r.PrefixHitRate)
-	fmt.Fprintf(w, "hit rate\t%.4f\n", r.HitRate)
-	fmt.Fprintf(w, "evictions\t%d\n", r.Evictions)
-	fmt.Fprintf(w, "time\t%.0f ns a reference\n", r.NsPerRef)
-	return w.Flush()
 }
 
 // capacityValue is a flag that holds a number of blocks or a share, one of which
@@ -185,3 +267,32 @@ func (v *capacityValue) Set(s string) error {
 
 // Type is the name that help shows.
 func (v *capacityValue) Type() string { return "BLOCKS|P%" }
+
+// capacityList is a flag that holds capacities, separated by commas.
+type capacityList []capacityValue
+
+// String gives the capacities as they are written on the command line.
+func (l *capacityList) String() string {
+	var all []string
+	for _, v := range *l {
+		all = append(all, v.String())
+	}
+	return strings.Join(all, ",")
+}
+
+// Set reads capacities.
+func (l *capacityList) Set(s string) error {
+	var all capacityList
+	for part := range strings.SplitSeq(s, ",") {
+		var v capacityValue
+		if err := v.Set(part); err != nil {
+			return err
+		}
+		all = append(all, v)
+	}
+	*l = all
+	return nil
+}
+
+// Type is the name that help shows.
+func (l *capacityList) Type() string { return "BLOCKS|P%,..." }

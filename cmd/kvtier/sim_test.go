@@ -2,9 +2,13 @@ package main
 
 import (
 	"bytes"
+	"encoding/csv"
 	"encoding/json"
+	"encoding/xml"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -98,6 +102,15 @@ func TestSimErrors(t *testing.T) {
 		{"broken line", []string{broken}, []string{broken, "line 2", "not JSON"}},
 		{"no blocks", []string{blockless}, []string{blockless, "no blocks"}},
 		{"unknown policy", []string{"--policy", "mru", good}, []string{"--policy", `"mru"`, "lru-leaf"}},
+		{"unknown policies", []string{"--compare", "arc,mru", good}, []string{"--compare", `"mru"`, "belady"}},
+		{"policy twice", []string{"--compare", "arc,arc", good}, []string{"--compare", `"arc"`, "twice"}},
+		{"policy and policies", []string{"--compare", "all", "--policy", "arc", good}, []string{"--compare", "--policy"}},
+		{"drawing of another kind", []string{"--plot", "p.png", good}, []string{"--plot", "p.png", ".svg"}},
+		{"drawing nowhere", []string{"--capacity", "2", "--plot", filepath.Join(missing, "p.svg"), good}, []string{"--plot", "p.svg", "no such file"}},
+		{"table nowhere", []string{"--capacity", "2", "--csv", filepath.Join(missing, "p.csv"), good}, []string{"--csv", "p.csv", "no such file"}},
+		{"sweep of no block", []string{"--compare", "all", good}, []string{"capacity share 0.01", "3 unique"}},
+		{"one bad capacity", []string{"--capacity", "2,x", good}, []string{"--capacity", `"x"`}},
+		{"no capacity", []string{"--capacity", "", good}, []string{"--capacity", `""`}},
 		{"capacity 0", []string{"--capacity", "0", good}, []string{"--capacity", `"0"`}},
 		{"capacity word", []string{"--capacity", "much", good}, []string{"--capacity", `"much"`}},
 		{"capacity negative", []string{"--capacity", "-3", good}, []string{"--capacity", `"-3"`}},
@@ -121,6 +134,137 @@ func TestSimErrors(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+const smallTrace = "conversation_small.jsonl.gz"
+
+func TestSimBelady(t *testing.T) {
+	path := writeTrace(t, requestLine("1,2,3"), requestLine("1,4"), requestLine("1,2"), requestLine("1,4"))
+	out, err := runSimCmd(t, "--policy", "belady", "--capacity", "2", "--json", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got simReport
+	if err := json.Unmarshal([]byte(out), &got); err != nil {
+		t.Fatal(err)
+	}
+	got.NsPerRef = 0
+	// Of 2 and 4, which come again, one is kept beside 1.
+	if want := (simReport{Policy: "belady", Requests: 4, BlockRefs: 9, UniqueBlocks: 4, Capacity: 2, PrefixHitRate: 4. / 9, HitRate: 4. / 9, Evictions: 3}); got != want {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+}
+
+func TestSimCompare(t *testing.T) {
+	dir := t.TempDir()
+	csvPath, svgPath := filepath.Join(dir, "hits.csv"), filepath.Join(dir, "hits.svg")
+	trace := filepath.Join("testdata", smallTrace)
+	out, err := runSimCmd(t, "--compare", "all", "--json", "--csv", csvPath, "--plot", svgPath, trace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var reports []simReport
+	if err := json.Unmarshal([]byte(out), &reports); err != nil {
+		t.Fatal(err)
+	}
+	if want := len(simPolicies()) * 6; len(reports) != want {
+		t.Fatalf("%d reports, want %d", len(reports), want)
+	}
+	best := make(map[int64]float64)
+	for _, r := range reports {
+		if r.Policy == beladyName {
+			best[r.Capacity] = r.PrefixHitRate
+		}
+	}
+	for _, r := range reports {
+		if r.PrefixHitRate > best[r.Capacity] || r.PrefixHitRate <= 0 {
+			t.Errorf("%s has a hit rate of %v at %d blocks, the optimum is %v", r.Policy, r.PrefixHitRate, r.Capacity, best[r.Capacity])
+		}
+	}
+
+	file, err := os.Open(csvPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	lines, err := csv.NewReader(file).ReadAll()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(lines) != len(reports)+1 {
+		t.Fatalf("%d lines, want one for each of %d reports and a head", len(lines), len(reports))
+	}
+	for i, r := range reports {
+		want := []string{r.Policy, fmt.Sprint(r.Capacity), fmt.Sprintf("%.6f", r.PrefixHitRate)}
+		if got := []string{lines[i+1][0], lines[i+1][1], lines[i+1][6]}; !slices.Equal(got, want) {
+			t.Errorf("line %d has %v, want %v", i+1, got, want)
+		}
+	}
+
+	drawing, err := os.ReadFile(svgPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var svg struct {
+		Lines []struct {
+			Points string `xml:"points,attr"`
+		} `xml:"polyline"`
+		Texts []string `xml:"text"`
+	}
+	if err := xml.Unmarshal(drawing, &svg); err != nil {
+		t.Fatal(err)
+	}
+	if len(svg.Lines) != len(simPolicies()) {
+		t.Errorf("%d lines are drawn, want %d", len(svg.Lines), len(simPolicies()))
+	}
+	for _, l := range svg.Lines {
+		last := -1.
+		for _, point := range strings.Fields(l.Points) {
+			var x, y float64
+			if _, err := fmt.Sscanf(point, "%f,%f", &x, &y); err != nil {
+				t.Fatalf("point %q: %v", point, err)
+			}
+			if x <= last || x > plotWidth-plotRight || y < plotTop || y > plotHeight-plotBottom {
+				t.Errorf("point %q is behind %v or outside of the axes", point, last)
+			}
+			last = x
+		}
+	}
+	for _, name := range simPolicies() {
+		if !slices.Contains(svg.Texts, name) {
+			t.Errorf("the drawing does not name %s", name)
+		}
+	}
+}
+
+func TestSimTable(t *testing.T) {
+	trace := filepath.Join("testdata", smallTrace)
+	out, err := runSimCmd(t, "--compare", "lru-leaf,belady", "--capacity", "100,10%", trace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(out, "\n")
+	if len(lines) != 6 || !slices.Equal(strings.Fields(lines[2]), []string{"CAPACITY", "100", "781"}) || !strings.Contains(lines[4], "(100.0)") {
+		t.Errorf("the table is\n%s", out)
+	}
+	out, err = runSimCmd(t, "--capacity", "100,200", "--json", trace) // one policy, several capacities
+	if err != nil {
+		t.Fatal(err)
+	}
+	var reports []simReport
+	if err := json.Unmarshal([]byte(out), &reports); err != nil {
+		t.Fatal(err)
+	}
+	if len(reports) != 2 || reports[1].Capacity != 200 || reports[1].Policy != "lru-leaf" {
+		t.Errorf("reports are %+v", reports)
+	}
+}
+
+func TestPlotOfOneCapacity(t *testing.T) {
+	drawing := string(simPlot([]simReport{{Policy: "arc", Capacity: 7, UniqueBlocks: 10, PrefixHitRate: 0}}))
+	if strings.Contains(drawing, "NaN") || strings.Contains(drawing, "Inf") {
+		t.Errorf("the drawing has no place for its point:\n%s", drawing)
 	}
 }
 
