@@ -38,7 +38,11 @@ func putBy(t testing.TB, s *tiers.Store, ns block.Namespace, i, n int, d time.Du
 func fillG2(t testing.TB, s *tiers.Store, ns block.Namespace, size int) (leases []block.Lease) {
 	t.Helper()
 	for i := 0; ; i++ {
-		err := putBy(t, s, ns, i, size, 50*time.Millisecond)
+		d := 50 * time.Millisecond
+		if i == 0 {
+			d = 20 * time.Second // it also fixes the namespace's length of hashes, on the disk
+		}
+		err := putBy(t, s, ns, i, size, d)
 		if errors.Is(err, block.ErrNoSpace) {
 			return leases
 		}
