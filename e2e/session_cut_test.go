@@ -67,7 +67,11 @@ func TestSessionLinks(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
 			socket := filepath.Join(dir, "s")
-			d := serve(t, "--data", filepath.Join(dir, "data"), "--dram", "256MiB", "--nvme", "none", "--socket", socket, "--shared-memory", "off")
+			dram := "256MiB" // for all that is put
+			if soak {
+				dram = "2GiB"
+			}
+			d := serve(t, "--data", filepath.Join(dir, "data"), "--dram", dram, "--nvme", "none", "--socket", socket, "--shared-memory", "off")
 			x := &cutTest{t: t, d: d, next: cutFixed}
 			c := dial(t, d)
 			ns := open(t, c, "cut", cutBytes)
