@@ -71,7 +71,11 @@ func TestCrashes(t *testing.T) {
 					ways: map[string]int{},
 				}
 				x.args = onLoopback("--data", x.data, "--dram", tt.dram, "--nvme", filepath.Join(dir, "slab")+"="+tt.slab, "--shared-memory", "on")
-				x.run(rounds)
+				n := rounds
+				if soak && !tt.evicts {
+					n *= 2 // what is missing there was lost
+				}
+				x.run(n)
 			})
 		}
 	})

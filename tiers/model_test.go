@@ -20,7 +20,7 @@ import (
 )
 
 var (
-	modelSeeds = flag.Int("model.seeds", 0, "how many seeds TestModel runs; 0: 100, or 1,000 when KVTIER_SOAK=1, and a tenth with -race or -short")
+	modelSeeds = flag.Int("model.seeds", 0, "how many seeds TestModel runs; 0: 100, or 1,500 when KVTIER_SOAK=1, and a tenth with -race or -short")
 	modelSeed  = flag.Uint64("model.seed", 0, "run TestModel with this seed only")
 )
 
@@ -114,7 +114,7 @@ func modelRuns() int {
 	case *modelSeeds > 0:
 		return *modelSeeds
 	case os.Getenv("KVTIER_SOAK") == "1":
-		n = 1000
+		n = 1500 // of which a thousand have faults or lose power
 	}
 	if raceEnabled || testing.Short() {
 		n /= 10
