@@ -45,13 +45,13 @@ packages = -count=1 -vet=off -json ./e2e ./...
 
 .PHONY: test-plain
 test-plain:
-	CGO_ENABLED=0 go test -timeout 10m $(packages) | go run ./internal/gotest
+	CGO_ENABLED=0 go test -timeout 20m $(packages) | go run ./internal/gotest
 
 # The detector needs cgo and so a C compiler. The tag adds checks that are too
 # dear to be made always. The end-to-end tests build the daemon likewise.
 .PHONY: test-race
 test-race: $(if $(shell command -v gcc),,gcc)
-	CGO_ENABLED=1 go test -race -tags invariants -timeout 15m $(packages) | go run ./internal/gotest
+	CGO_ENABLED=1 go test -race -tags invariants -timeout 30m $(packages) | go run ./internal/gotest
 
 # The engines' packages take 3 GB and are the same for every checkout of this user.
 ENGINES ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kvtier/engines
