@@ -39,6 +39,7 @@ func benchTargets() []benchTarget {
 		{name: "catalog", run: benchCatalog},
 		{name: "match", run: benchMatch},
 		{name: "grpc", run: benchGRPC},
+		{name: "policy", run: benchPolicy},
 		{name: "tcp", run: benchTCP},
 		{name: "shm", run: benchSHM},
 		{name: "store", run: benchSessions},
@@ -62,6 +63,7 @@ type benchScale struct {
 	tableBlocks    int // blocks among which match and grpc look up
 	lookups        int // of 256 keys in a pass of match
 	calls          int // in a pass of grpc
+	policyBlocks   int // of the tier of policy
 	restartBlocks  int // blocks that restart recovers
 	restartDRAM    string
 }
@@ -73,6 +75,7 @@ func fullScale(pairs int) benchScale {
 		payload: 1 << 20, blocks: 256,
 		records:     50_000,
 		tableBlocks: 1_000_000, lookups: 1000, calls: 500,
+		policyBlocks:  200_000,
 		restartBlocks: 1_000_000, restartDRAM: "1GiB",
 	}
 }
@@ -111,6 +114,10 @@ Targets: ` + strings.Join(names, " ") + `, or all.
   match.inproc.256         time per key of lookups of 256 keys among 1 M blocks
   grpc.match.256           the same over gRPC and TCP, median call; an empty call plus
                            256 bare lookups in the same table
+  policy.NAME.ref          processor time of an eviction policy per block that a request
+                           uses, in a full tier of 200,000 blocks, evictions included
+  policy.NAME.victim       the part of that for evictions, per block that leaves
+  policy.NAME.bytes        memory of the policy per resident block, without ghosts
   tcp.read.1MiB.c1, .c4    transfers between two agents over TCP on loopback, and
   tcp.write.1MiB.c1, .c4   1 or 4 connections; a bare loop: requests of 24 bytes, writev,
                            read in full, the same bytes and connections

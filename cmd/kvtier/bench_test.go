@@ -29,6 +29,7 @@ func tinyScale() benchScale {
 		pairs: 1, payload: 64 << 10, blocks: 8, records: 2500,
 		tableBlocks: 1500, lookups: 2, calls: 3,
 		restartBlocks: 300, restartDRAM: "32MiB",
+		policyBlocks: 2000,
 	}
 }
 
@@ -53,6 +54,23 @@ func TestBenchRows(t *testing.T) {
 		"catalog": {{"catalog.insert", "k/s", true}},
 		"match":   {{"match.inproc.256", "ns", false}},
 		"grpc":    {{"grpc.match.256", "us", true}},
+		"policy": {
+			{"policy.lru-leaf.ref", "ns", false},
+			{"policy.lru-leaf.victim", "ns", false},
+			{"policy.lru-leaf.bytes", "bytes", false},
+			{"policy.s3-ghost.ref", "ns", false},
+			{"policy.s3-ghost.victim", "ns", false},
+			{"policy.s3-ghost.bytes", "bytes", false},
+			{"policy.arc.ref", "ns", false},
+			{"policy.arc.victim", "ns", false},
+			{"policy.arc.bytes", "bytes", false},
+			{"policy.gdsf.ref", "ns", false},
+			{"policy.gdsf.victim", "ns", false},
+			{"policy.gdsf.bytes", "bytes", false},
+			{"policy.switch.ref", "ns", false},
+			{"policy.switch.victim", "ns", false},
+			{"policy.switch.bytes", "bytes", false},
+		},
 		"restart": {{"restart.1M", "s", false}, {"memory.resident", "bytes", false}},
 		"tcp": {
 			{"tcp.read.1MiB.c1", "GB/s", true},
@@ -181,7 +199,7 @@ func TestBenchArguments(t *testing.T) {
 		want string
 	}{
 		{[]string{"bench"}, "requires at least 1 arg"},
-		{[]string{"bench", "disk"}, `target "disk": want dram, nvme, catalog, match, grpc, tcp, shm, store, attach, restart or all`},
+		{[]string{"bench", "disk"}, `target "disk": want dram, nvme, catalog, match, grpc, policy, tcp, shm, store, attach, restart or all`},
 		{[]string{"bench", "dram", "--pairs", "6"}, "--pairs 6: want at least 7"},
 	} {
 		var stdout, stderr bytes.Buffer

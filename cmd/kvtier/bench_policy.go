@@ -1,0 +1,279 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kvtier/kvtier/index/block"
+	"github.com/kvtier/kvtier/policy"
+	"github.com/kvtier/kvtier/policy/sim"
+)
+
+// benchPolicy replays conversations through each policy, in a tier that is full.
+func benchPolicy(ctx context.Context, b *bench) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	w, err := conversations(b.policyBlocks)
+	if err != nil {
+		return err
+	}
+	for _, name := range policy.Names() {
+		var refs, victims []float64
+		for range policyPasses {
+			p, err := policy.New(name)
+			if err != nil {
+				return err
+			}
+			m := &policyMeter{Policy: p, warm: b.policyBlocks}
+			if _, err := sim.Run(ctx, w, m, sim.Options{Capacity: int64(b.policyBlocks)}); err != nil {
+				return err
+			}
+			if m.uses == 0 || m.chosen == 0 {
+				return fmt.Errorf("policy %s: nothing was measured in %d requests", name, w.Requests())
+			}
+			refs = append(refs, float64((m.useTime+m.evictTime).Nanoseconds())/float64(m.uses))
+			victims = append(victims, float64(m.evictTime.Nanoseconds())/float64(m.chosen))
+		}
+		bytes, err := policyState(name, b.policyBlocks)
+		if err != nil {
+			return err
+		}
+		b.rows = append(b.rows,
+			benchRow{Name: "policy." + name + ".ref", Value: median(refs), Unit: "ns"},
+			benchRow{Name: "policy." + name + ".victim", Value: median(victims), Unit: "ns"},
+			benchRow{Name: "policy." + name + ".bytes", Value: bytes, Unit: "bytes"},
+		)
+	}
+	return nil
+}
+
+// policyPasses is how often each policy is measured; the median is printed.
+const policyPasses = 3
+
+// conversations makes a workload that fills a tier of so many blocks five times:
+// prompts that begin with one of a few heads, and grow by turns until they are
+// left alone.
+func conversations(blocks int) (*sim.Workload, error) {
+	const heads, head, turn, open, longest = 50, 4, 6, 500, 120
+	rng := rand.New(rand.NewPCG(8, 8))
+	w := sim.NewWorkload()
+	fresh := uint64(heads * head)
+	var recent [][]uint64
+	for w.Unique() < 5*blocks {
+		i := rng.IntN(open)
+		for len(recent) <= i {
+			recent = append(recent, nil)
+		}
+		path := recent[i]
+		if len(path) == 0 || len(path) > longest || rng.IntN(3) == 0 { // another conversation begins
+			path = path[:0:0]
+			from := rng.Uint64N(heads) * head
+			for j := range uint64(head) {
+				path = append(path, from+j)
+			}
+		}
+		for range 1 + rng.IntN(2*turn) {
+			path = append(path, fresh)
+			fresh++
+		}
+		recent[i] = path
+		if err := w.Add(path); err != nil {
+			return nil, err
+		}
+	}
+	return w, nil
+}
+
+// policyMeter times the calls of a policy, many at once since a clock costs more
+// than a call: it holds back what has no answer until there is enough of it
+// or victims are wanted.
+type policyMeter struct {
+	policy.Policy
+	warm      int // evictions before it counts
+	calls     []policyCall
+	prints    []uint64 // of the requests among calls
+	evicting  bool     // calls are those that follow an eviction
+	used      int      // blocks used by calls
+	evictions int
+
+	useTime, evictTime time.Duration
+	uses, chosen       int
+}
+
+// policyCall is a call that is held back.
+type policyCall struct {
+	kind policyCallKind
+	leaf bool
+	why  block.Reason
+	h    block.Handle
+	b    policy.Block
+	n    int // fingerprints of a request
+	hits int
+}
+
+type policyCallKind uint8
+
+const (
+	callRequest policyCallKind = iota
+	callHit
+	callInsert
+	callLeaf
+	callRemove
+)
+
+// maxCalls is how many calls are held back: few enough to stay in the cache.
+const maxCalls = 256
+
+// Request holds a call back, as the next four do.
+func (m *policyMeter) Request(path []uint64, hits int, _ uint8) {
+	m.turn(false)
+	m.prints = append(m.prints, path...)
+	m.hold(policyCall{kind: callRequest, n: len(path), hits: hits})
+}
+
+// Hit uses a block.
+func (m *policyMeter) Hit(h block.Handle) {
+	m.turn(false)
+	m.used++
+	m.hold(policyCall{kind: callHit, h: h})
+}
+
+// Insert uses a block.
+func (m *policyMeter) Insert(h block.Handle, b policy.Block) {
+	m.turn(false)
+	m.used++
+	m.hold(policyCall{kind: callInsert, h: h, b: b})
+}
+
+// Leaf belongs to what was before it.
+func (m *policyMeter) Leaf(h block.Handle, leaf bool) {
+	m.hold(policyCall{kind: callLeaf, h: h, leaf: leaf})
+}
+
+// Remove belongs to an eviction.
+func (m *policyMeter) Remove(h block.Handle, why block.Reason) {
+	m.turn(true)
+	m.hold(policyCall{kind: callRemove, h: h, why: why})
+}
+
+// Victims makes the calls that were held back, and is timed by itself.
+func (m *policyMeter) Victims(dst []block.Handle, need int64, ok func(block.Handle) bool) []block.Handle {
+	m.turn(true)
+	begin := threadTime()
+	dst = m.Policy.Victims(dst, need, ok)
+	took := threadTime() - begin
+	m.evictions += len(dst)
+	if m.evictions > m.warm {
+		m.evictTime += took
+		m.chosen += len(dst)
+	}
+	return dst
+}
+
+// turn makes the calls that were held back when what follows counts otherwise.
+func (m *policyMeter) turn(evicting bool) {
+	if m.evicting != evicting {
+		m.flush()
+	}
+	m.evicting = evicting
+}
+
+func (m *policyMeter) hold(c policyCall) {
+	m.calls = append(m.calls, c)
+	if len(m.calls) >= maxCalls {
+		m.flush()
+	}
+}
+
+func (m *policyMeter) flush() {
+	prints := m.prints
+	begin := threadTime()
+	for i := range m.calls {
+		switch c := &m.calls[i]; c.kind {
+		case callRequest:
+			m.Policy.Request(prints[:c.n], c.hits, 0)
+			prints = prints[c.n:]
+		case callHit:
+			m.Policy.Hit(c.h)
+		case callInsert:
+			m.Policy.Insert(c.h, c.b)
+		case callLeaf:
+			m.Policy.Leaf(c.h, c.leaf)
+		case callRemove:
+			m.Policy.Remove(c.h, c.why)
+		}
+	}
+	took := threadTime() - begin
+	switch {
+	case m.evictions <= m.warm:
+	case m.evicting:
+		m.evictTime += took
+	default:
+		m.useTime += took
+		m.uses += m.used
+	}
+	m.calls, m.prints, m.used = m.calls[:0], m.prints[:0], 0
+}
+
+// threadTime is the processor time of this thread. A policy only computes, and what
+// else runs on the machine is not its time.
+func threadTime() time.Duration {
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t); err != nil {
+		panic(err) // every kernel that Go runs on has this clock
+	}
+	return time.Duration(t.Nano())
+}
+
+// policyState is what a policy keeps of each resident block, in bytes, without
+// ghosts: blocks leave as deleted, which are not remembered.
+func policyState(name string, blocks int) (float64, error) {
+	p, err := policy.New(name)
+	if err != nil {
+		return 0, err
+	}
+	before := heapInUse()
+	const depth = 16
+	insert := func(h block.Handle) {
+		b := policy.Block{Hash: uint64(h), Bytes: 1}
+		if h%depth != 0 { // leaf to root, paths of depth blocks
+			b.Parent = h + 1
+		}
+		p.Insert(h, b)
+	}
+	for h := range block.Handle(blocks / depth * depth) {
+		insert(h + 1)
+	}
+	rng := rand.New(rand.NewPCG(9, 9))
+	var dst []block.Handle
+	for range 2 * blocks / 64 { // until blocks stand in all places
+		for range 64 {
+			p.Hit(block.Handle(1 + rng.IntN(blocks/depth*depth)))
+		}
+		dst = p.Victims(dst[:0], 64, func(h block.Handle) bool { return h%10 != 0 })
+		for _, h := range dst {
+			p.Remove(h, block.Deleted)
+		}
+		for _, h := range slices.Backward(dst) {
+			insert(h)
+		}
+	}
+	grown := heapInUse() - before
+	bytes := float64(grown) / float64(p.Len())
+	runtime.KeepAlive(p)
+	return bytes, nil
+}
+
+// heapInUse is the bytes of what is reachable.
+func heapInUse() int64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
