@@ -5,8 +5,7 @@ import "github.com/kvtier/kvtier/index/block"
 // ghosts remembers blocks that left, by fingerprint, in the order in which they
 // left. It has at most 24 bytes a ghost.
 type ghosts struct {
-	prints         prints
-	links          column[link]
+	prints         prints[link]
 	oldest, newest block.Handle
 }
 
@@ -15,13 +14,13 @@ type link struct{ older, newer block.Handle }
 // len is the number of ghosts.
 func (g *ghosts) len() int { return g.prints.count }
 
-// add remembers a block as the newest. One that is there already becomes the newest.
+// add remembers a block as the newest. What is resident is no ghost, so it was not
+// there, unless two blocks have the same fingerprint: then it is there twice.
 func (g *ghosts) add(hash uint64) {
-	g.take(hash)
 	h := g.prints.add(hash)
-	*g.links.grow(h) = link{older: g.newest}
+	g.prints.at(h).older = g.newest
 	if g.newest != 0 {
-		g.links.at(g.newest).newer = h
+		g.prints.at(g.newest).newer = h
 	} else {
 		g.oldest = h
 	}
@@ -46,14 +45,14 @@ func (g *ghosts) trim(n int) {
 }
 
 func (g *ghosts) drop(h block.Handle) {
-	l := *g.links.at(h)
+	l := *g.prints.at(h)
 	if l.older != 0 {
-		g.links.at(l.older).newer = l.newer
+		g.prints.at(l.older).newer = l.newer
 	} else {
 		g.oldest = l.newer
 	}
 	if l.newer != 0 {
-		g.links.at(l.newer).older = l.older
+		g.prints.at(l.newer).older = l.older
 	} else {
 		g.newest = l.older
 	}

@@ -6,32 +6,35 @@ import (
 	"github.com/kvtier/kvtier/index/block"
 )
 
-// prints is a set of fingerprints that gives each a dense handle: a hash table
-// with chains. It has 12 bytes an entry and 1.6 to 3.2 for its buckets.
-type prints struct {
-	entries column[print]
+// prints is a map of fingerprints that gives each a dense handle: a hash table
+// with chains. It has 12 bytes an entry beside the value, and 1.6 to 3.2 for its
+// buckets.
+type prints[T any] struct {
+	entries column[print[T]]
 	heads   []block.Handle // first entry of each bucket; a power of two of them
 	last    block.Handle   // latest handle that was made
 	unused  block.Handle   // first of those given back, linked by chain
 	count   int
 }
 
-// print is an entry in two words, so that it has no padding.
-type print struct {
-	high, low uint32 // the fingerprint
+// print is an entry. What belongs together is in one place, since most of the cost
+// is memory that is not in the cache.
+type print[T any] struct {
+	high, low uint32 // the fingerprint, in two words to have no padding
 	chain     block.Handle
+	value     T
 }
 
 // minHeads is the least number of buckets.
 const minHeads = 64
 
-func (s *prints) bucket(hash uint64) *block.Handle {
+func (s *prints[T]) bucket(hash uint64) *block.Handle {
 	// Fingerprints may be numbered densely, so their bits are mixed.
 	return &s.heads[hash*0x9e3779b97f4a7c15>>(64-bits.Len(uint(len(s.heads)-1)))]
 }
 
 // find returns the handle of a fingerprint, 0 when it is not there.
-func (s *prints) find(hash uint64) block.Handle {
+func (s *prints[T]) find(hash uint64) block.Handle {
 	if s.count == 0 {
 		return 0
 	}
@@ -46,8 +49,12 @@ func (s *prints) find(hash uint64) block.Handle {
 	return 0
 }
 
-// add gives a fingerprint that is not there a handle.
-func (s *prints) add(hash uint64) block.Handle {
+// at is the value of a handle.
+func (s *prints[T]) at(h block.Handle) *T { return &s.entries.at(h).value }
+
+// add gives a fingerprint a handle, and a value that is zero. One that is there
+// already gets another.
+func (s *prints[T]) add(hash uint64) block.Handle {
 	if 2*s.count >= 5*len(s.heads) {
 		s.spread(max(minHeads, 2*len(s.heads)))
 	}
@@ -60,19 +67,19 @@ func (s *prints) add(hash uint64) block.Handle {
 	}
 	s.count++
 	b := s.bucket(hash)
-	*s.entries.grow(h) = print{high: uint32(hash >> 32), low: uint32(hash), chain: *b}
+	*s.entries.grow(h) = print[T]{high: uint32(hash >> 32), low: uint32(hash), chain: *b}
 	*b = h
 	return h
 }
 
 // hash is the fingerprint of a handle.
-func (s *prints) hash(h block.Handle) uint64 {
+func (s *prints[T]) hash(h block.Handle) uint64 {
 	e := s.entries.at(h)
 	return uint64(e.high)<<32 | uint64(e.low)
 }
 
 // remove takes the handle back.
-func (s *prints) remove(h block.Handle) {
+func (s *prints[T]) remove(h block.Handle) {
 	e := s.entries.at(h)
 	at := s.bucket(s.hash(h))
 	for *at != h {
@@ -84,7 +91,7 @@ func (s *prints) remove(h block.Handle) {
 }
 
 // spread distributes all entries over n buckets.
-func (s *prints) spread(n int) {
+func (s *prints[T]) spread(n int) {
 	old := s.heads
 	s.heads = make([]block.Handle, n)
 	for _, h := range old {

@@ -84,8 +84,8 @@ func (p *S3Ghost) Remove(h block.Handle, why block.Reason) {
 	}
 	p.l.remove(n)
 	if n.queue == s3Small && evicted(why) {
+		p.ghosts.trim(s3GhostTimes*p.extent.blocks - 1)
 		p.ghosts.add(*p.hashes.at(h))
-		p.ghosts.trim(s3GhostTimes * p.extent.blocks)
 	}
 }
 

@@ -9,8 +9,7 @@ import "github.com/kvtier/kvtier/index/block"
 // prefixes by themselves.
 type shadow struct {
 	p       Policy
-	prints  prints
-	facts   column[shadowed]
+	prints  prints[shadowed]
 	stamp   uint32 // of the request under way
 	score   float64
 	ok      func(block.Handle) bool // not of the request under way
@@ -25,7 +24,7 @@ type shadowed struct {
 
 func newShadow(p Policy) *shadow {
 	s := &shadow{p: p, stamp: 1} // no block has been seen in it
-	s.ok = func(h block.Handle) bool { return s.facts.at(h).seen != s.stamp }
+	s.ok = func(h block.Handle) bool { return s.prints.at(h).seen != s.stamp }
 	return s
 }
 
@@ -41,7 +40,7 @@ func (s *shadow) request(path []uint64) (prefix, hits, misses int) {
 			misses++
 			continue
 		}
-		s.facts.at(h).seen = s.stamp
+		s.prints.at(h).seen = s.stamp
 		if hits++; prefix == i {
 			prefix++
 		}
@@ -57,7 +56,6 @@ func (s *shadow) touch(hash uint64) block.Handle {
 		return h
 	}
 	h = s.prints.add(hash)
-	*s.facts.grow(h) = shadowed{}
 	s.p.Insert(h, Block{Hash: hash, Bytes: 1})
 	return h
 }

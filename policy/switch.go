@@ -101,7 +101,7 @@ func (p *Switch) touch(h block.Handle) (bits uint8) {
 			continue
 		}
 		sh := s.touch(x.hash)
-		if f := s.facts.at(sh); f.real == 0 {
+		if f := s.prints.at(sh); f.real == 0 {
 			f.real, x.shadow[i] = h, sh
 			bits |= 1 << i
 		}
@@ -114,7 +114,7 @@ func (p *Switch) trim(i, n int) {
 	s := p.shadows[i]
 	for victims := s.excess(n); len(victims) > 0; victims = s.excess(n) {
 		for _, sh := range victims {
-			if h := s.facts.at(sh).real; h != 0 {
+			if h := s.prints.at(sh).real; h != 0 {
 				p.blocks.at(h).shadow[i] = 0
 				real := p.l.nodes.at(h)
 				p.l.move(h, real, real.queue&^(1<<i), real.stamp)
@@ -138,7 +138,7 @@ func (p *Switch) Remove(h block.Handle, why block.Reason) {
 	x := p.blocks.at(h)
 	for i, s := range p.shadows {
 		if sh := x.shadow[i]; sh != 0 {
-			s.facts.at(sh).real = 0
+			s.prints.at(sh).real = 0
 			if !evicted(why) {
 				s.forget(sh, why)
 			}

@@ -23,6 +23,7 @@ func benchPolicy(ctx context.Context, b *bench) error {
 	if err != nil {
 		return err
 	}
+	idle := clockCost()
 	for _, name := range policy.Names() {
 		var refs, victims []float64
 		for range policyPasses {
@@ -30,7 +31,7 @@ func benchPolicy(ctx context.Context, b *bench) error {
 			if err != nil {
 				return err
 			}
-			m := &policyMeter{Policy: p, warm: b.policyBlocks}
+			m := &policyMeter{Policy: p, warm: b.policyBlocks, idle: idle}
 			if _, err := sim.Run(ctx, w, m, sim.Options{Capacity: int64(b.policyBlocks)}); err != nil {
 				return err
 			}
@@ -95,7 +96,8 @@ func conversations(blocks int) (*sim.Workload, error) {
 // or victims are wanted.
 type policyMeter struct {
 	policy.Policy
-	warm      int // evictions before it counts
+	warm      int           // evictions before it counts
+	idle      time.Duration // what reading the clock costs
 	calls     []policyCall
 	prints    []uint64 // of the requests among calls
 	evicting  bool     // calls are those that follow an eviction
@@ -167,7 +169,7 @@ func (m *policyMeter) Victims(dst []block.Handle, need int64, ok func(block.Hand
 	m.turn(true)
 	begin := threadTime()
 	dst = m.Policy.Victims(dst, need, ok)
-	took := threadTime() - begin
+	took := threadTime() - begin - m.idle
 	m.evictions += len(dst)
 	if m.evictions > m.warm {
 		m.evictTime += took
@@ -209,7 +211,7 @@ func (m *policyMeter) flush() {
 			m.Policy.Remove(c.h, c.why)
 		}
 	}
-	took := threadTime() - begin
+	took := threadTime() - begin - m.idle
 	switch {
 	case m.evictions <= m.warm:
 	case m.evicting:
@@ -229,6 +231,16 @@ func threadTime() time.Duration {
 		panic(err) // every kernel that Go runs on has this clock
 	}
 	return time.Duration(t.Nano())
+}
+
+// clockCost is how much time passes between two readings of the clock.
+func clockCost() time.Duration {
+	least := time.Hour
+	for range 1000 {
+		begin := threadTime()
+		least = min(least, threadTime()-begin)
+	}
+	return least
 }
 
 // policyState is what a policy keeps of each resident block, in bytes, without
