@@ -118,11 +118,26 @@ func (v *evictor) evict() {
 
 // round evicts what the policy proposes and returns the bytes that came free.
 func (v *evictor) round(need int64) int64 {
-	v.victims = v.p.Victims(v.victims[:0], need, v.mayLeave)
+	v.victims = v.p.Victims(v.victims[:0], need, v.mayFollow)
 	return v.s.evict(v.t, v.victims)
 }
 
-// mayLeave is the store's say in what a policy proposes.
+// mayFollow is the store's say in what a policy proposes, which has children before
+// their parents: where blocks are dropped one by one, a block with children may
+// leave too, since those that have not left by its turn are found then. Else each
+// round would take the ends of many prompts that are still in use, instead of whole
+// prompts that are not. From NVMe blocks leave together.
+func (v *evictor) mayFollow(h block.Handle) (ok bool) {
+	if v.t.ix == ixG3 || v.s.g3 != nil {
+		return v.mayLeave(h)
+	}
+	v.s.table.View(h, func(e *index.Entry) {
+		ok = e.Refs == 0 && live(e, v.t.ix) && !isPinned(e) && !v.s.graced(e)
+	})
+	return ok
+}
+
+// mayLeave reports whether a block may leave the evictor's tier now.
 func (v *evictor) mayLeave(h block.Handle) (ok bool) {
 	v.s.table.View(h, func(e *index.Entry) { ok = v.s.mayLeave(v.t, e) })
 	return ok
