@@ -7,8 +7,8 @@ import "github.com/kvtier/kvtier/index/block"
 // a tier as large as the real one. The real tier becomes like the one of the best
 // shadow: first leaves what that has not, least recently used first.
 //
-// State is 56 bytes a handle, 52 to 60 a block in each shadow, at most 8 a
-// resident block for heap and scratch, and what the shadows keep of ghosts.
+// State is 48 bytes a handle, 56 and 64 a block in the shadows, at most 8 a resident
+// block for heap and scratch, and what the shadows keep of ghosts.
 type Switch struct {
 	l       leaves
 	blocks  column[switched]
