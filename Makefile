@@ -18,8 +18,9 @@ STATICCHECK := $(BIN)/staticcheck@v0.8.2
 GOFUMPT     := $(BIN)/gofumpt@v0.12.0
 PROTOC_GO   := $(BIN)/protoc-gen-go@v1.36.12
 PROTOC_GRPC := $(BIN)/protoc-gen-go-grpc@v1.6.2
-# Servers that tests talk to.
+# Servers that tests talk to. Azurite's packages are pinned by its lock file.
 VERSITYGW   := $(BIN)/versitygw@v1.8.0
+AZURITE     := $(BIN)/azurite@3.37.0/node_modules/.bin/azurite-blob
 
 .PHONY: build
 build: ## build bin/kvtier
@@ -29,12 +30,12 @@ build: ## build bin/kvtier
 run: build ## a tour: daemon, real trace, every byte verified, restart
 	e2e/tour.sh bin/kvtier cmd/kvtier/testdata/conversation_small.jsonl.gz
 
-# KVTIER_REQUIRE names what this machine must have (io_uring, loop, root, versitygw, vllm): a
+# KVTIER_REQUIRE names what this machine must have (io_uring, loop, root, versitygw, azurite, vllm): a
 # test that misses it fails then. Without it the test is skipped, and the skip is
 # printed. Engines are tested on a machine without a person, and where vllm is named.
 with_engines := $(CI)$(findstring vllm,$(KVTIER_REQUIRE))
 .PHONY: test
-test: lint proto-check $(VERSITYGW) test-plain test-race python-test $(if $(with_engines),engines) ## everything: lint, drift of generated code, all tests, with the race detector too
+test: lint proto-check servers test-plain test-race python-test $(if $(with_engines),engines) ## everything: lint, drift of generated code, all tests, with the race detector too
 
 .PHONY: check
 check: lint ## the quick part: lint, and the tests that are short, with the race detector
@@ -126,7 +127,16 @@ proto-check: protoc $(PROTOC_GO) $(PROTOC_GRPC)
 	if ! diff -r -I '^// .*protoc  ' api/kvtierpb "$$dir"; then echo "api/kvtierpb is not what api/kvtier.proto says, run make proto"; exit 1; fi
 
 .PHONY: tools
-tools: $(STATICCHECK) $(GOFUMPT) $(PROTOC_GO) $(PROTOC_GRPC) $(VERSITYGW) protoc ## install what the other targets need, into .bin
+tools: $(STATICCHECK) $(GOFUMPT) $(PROTOC_GO) $(PROTOC_GRPC) protoc servers ## install what the other targets need, into .bin
+
+# Azurite takes 360 MB and needs node: it is installed where npm is, or where it is required.
+.PHONY: servers
+servers: $(VERSITYGW) $(if $(or $(shell command -v npm),$(findstring azurite,$(KVTIER_REQUIRE))),$(AZURITE)) ## install the servers that tests start, into .bin
+
+$(AZURITE): internal/servers/azurite/package-lock.json | npm
+	rm -rf $(BIN)/new && mkdir -p $(BIN)/new && cp internal/servers/azurite/package*.json $(BIN)/new
+	npm ci --prefix $(BIN)/new --ignore-scripts --no-audit --no-fund --loglevel=error
+	rm -rf $(BIN)/azurite@* && mv $(BIN)/new $(BIN)/azurite@3.37.0 && touch $@
 
 # install puts the program of the Go package $(1) in place of a target.
 install = GOBIN=$(BIN)/new CGO_ENABLED=0 go install $(1)@$(lastword $(subst @, ,$@)) && mv $(BIN)/new/$(notdir $(1)) $@ && rmdir $(BIN)/new
@@ -146,9 +156,11 @@ $(VERSITYGW):
 apt = @command -v $(1) >/dev/null || { [[ $$(id -u) == 0 ]] && apt-get update -qq && apt-get install -y -qq $(2); } || \
 	{ echo "needs $(1): install it (package $(2) on Debian)"; exit 1; }
 
-.PHONY: protoc gcc python
+.PHONY: protoc gcc python npm
 protoc:
 	$(call apt,protoc,protobuf-compiler)
+npm:
+	$(call apt,npm,nodejs npm)
 gcc:
 	$(call apt,gcc,gcc libc6-dev)
 # Debian's python3 can make an environment only with python3-venv.

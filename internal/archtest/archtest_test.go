@@ -33,6 +33,8 @@ const (
 	xsync    = "golang.org/x/sync"
 	xsys     = "golang.org/x/sys"
 	awssdk   = "github.com/aws/aws-sdk-go-v2"
+	azure    = "github.com/Azure/azure-sdk-for-go/sdk"
+	crc64    = "github.com/minio/crc64nvme"
 	smithy   = "github.com/aws/smithy-go"
 	xxh3     = "github.com/zeebo/xxh3"
 	xxhash   = "github.com/cespare/xxhash/v2"
@@ -73,6 +75,7 @@ var table = map[string]may{
 	// Objects: what is the same for all services, and for each an adapter of its SDK. An SDK
 	// is imported by its adapter alone.
 	"backends/object": {code: []string{"xfer", "internal/arena"}},
+	"backends/azure":  {code: []string{"xfer", "backends/object", azure, crc64}, tests: []string{"internal/servers"}},
 	"backends/s3":     {code: []string{"xfer", "backends/object", awssdk, smithy}, tests: []string{"internal/servers"}},
 
 	"index": {code: []string{"index/block", "internal/invariants", pebble, xxhash, xsys}},

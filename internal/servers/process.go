@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -126,13 +127,23 @@ func try(name string, patience time.Duration, command func(port string) *exec.Cm
 	}
 	p.cmd = command(port)
 	p.cmd.Stdout, p.cmd.Stderr = p.output, p.output
-	if err := p.cmd.Start(); err != nil {
+	// A test binary that is killed takes its servers with it. The signal comes when the
+	// thread ends that started the process, so that thread is kept.
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	started := make(chan error)
+	go func() {
+		defer close(p.exited)
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := p.cmd.Start()
+		started <- err
+		if err == nil {
+			_ = p.cmd.Wait() // it is stopped by a signal; one that ends by itself is seen by its tests
+		}
+	}()
+	if err := <-started; err != nil {
 		return nil, err
 	}
-	go func() {
-		_ = p.cmd.Wait() // it is stopped by a signal; one that ends by itself is seen by its tests
-		close(p.exited)
-	}()
 	if err := p.ready(patience); err != nil {
 		p.end()
 		return nil, fmt.Errorf("%w: %s says: %s", err, name, p.output)
