@@ -46,8 +46,8 @@ func (s *Store) stageFrom(ctx context.Context, g *grip) (*staged, error) {
 	s.wg.Go(func() {
 		v.err = s.readG3(ctx, h, &e, buf[:header], buf[header:size], v.tell)
 		s.release(h)
+		s.part(v) // first: so a call that waits for the end gives the buffer back before it returns
 		close(v.done)
-		s.part(v)
 	})
 	return v, nil
 }
