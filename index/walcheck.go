@@ -1,6 +1,7 @@
 package index
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -36,43 +37,76 @@ var logHeaders = [logLastKind + 1]int{0, 7, 7, 7, 7, 11, 11, 11, 11, logSyncHead
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// checkLog fails with block.ErrCorrupt when a log has lost something that was
-// synced before its last sync. Damage of what came later cannot be told from a crash.
-func checkLog(v vfs.FS, path string) (err error) {
+// readLog returns a log for replay. It fails with block.ErrCorrupt when the log has lost
+// something that was synced before its last sync. Damage of what came later cannot be
+// told from a crash, so that a disk that gives other bytes once than at another time
+// would cost the last commits: it is read twice. What is replayed are the very bytes
+// that were checked.
+func readLog(v vfs.FS, path string) ([]byte, error) {
 	n, err := strconv.ParseUint(strings.TrimSuffix(v.PathBase(path), ".log"), 10, 64)
 	if err != nil {
-		return fmt.Errorf("number of log %s: %w", path, err)
+		return nil, fmt.Errorf("number of log %s: %w", path, err)
 	}
-	number := uint32(n) // chunks have its low half
+	var log []byte
+	if err := readWhole(v, path, func(b []byte) error { log = append(log, b...); return nil }); err != nil {
+		return nil, err
+	}
+	at := 0
+	if err := readWhole(v, path, func(b []byte) error {
+		if !bytes.HasPrefix(log[at:], b) {
+			return fmt.Errorf("%w: log %s reads differently at %d the second time", block.ErrUnavailable, path, at)
+		}
+		at += len(b)
+		return nil
+	}); err != nil {
+		return nil, err
+	}
+	if at != len(log) {
+		return nil, fmt.Errorf("%w: log %s has %d bytes, and the second time %d", block.ErrUnavailable, path, len(log), at)
+	}
+	if end, synced := checkLog(log, uint32(n)); synced > end { // chunks have the number's low half
+		return nil, fmt.Errorf("%w: log %s is damaged at %d, and %d bytes of it were synced: a repair can make the catalog anew", block.ErrCorrupt, path, end, synced)
+	}
+	return log, nil
+}
+
+// readWhole hands a file to use, a block at a time.
+func readWhole(v vfs.FS, path string, use func([]byte) error) (err error) {
 	f, err := v.Open(path, vfs.SequentialReadsOption)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
 	buf := make([]byte, logBlock)
-	end := int64(-1) // of what replay takes, when it is known
-	for base := int64(0); ; base += logBlock {
+	for {
 		n, err := io.ReadFull(f, buf)
 		if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
 			return fmt.Errorf("read log: %w", err)
 		}
-		b := buf[:n]
-		from := 0
-		if end < 0 {
-			whole := 0
-			if whole, from = wholeChunks(b, number); whole < n {
-				end = base + int64(whole)
-			}
-		}
-		if end >= 0 {
-			if synced := syncedIn(b, from, number); synced > end {
-				return fmt.Errorf("%w: log %s is damaged at %d, and %d bytes of it were synced: a repair can make the catalog anew", block.ErrCorrupt, path, end, synced)
-			}
-		}
-		if n < logBlock {
-			return nil
+		if err := use(buf[:n]); err != nil || n < logBlock {
+			return err
 		}
 	}
+}
+
+// checkLog returns where replay of the log with the given number ends, and how much of it
+// was synced by what chunks behind that say: more, when it is damaged.
+func checkLog(log []byte, number uint32) (end, synced int64) {
+	whole := true
+	for base := 0; base < len(log); base += logBlock {
+		b := log[base:min(base+logBlock, len(log))]
+		from := 0
+		if whole {
+			var n int
+			n, from = wholeChunks(b, number)
+			end = int64(base + n)
+			whole = n == len(b)
+		}
+		if !whole {
+			synced = max(synced, syncedIn(b, from, number))
+		}
+	}
+	return end, synced
 }
 
 // wholeChunks returns where the chunks of a block end that are whole, which is the

@@ -19,7 +19,7 @@ import (
 // What is there is then what a crash at that moment would have left: every
 // commit that was answered without an error, and a tail that replay cuts off.
 //
-// It refuses logs that have lost what was synced, see checkLog, and slows Pebble down
+// It refuses logs that have lost what was synced, see readLog, and slows Pebble down
 // that makes a table again at once after it failed.
 type walFS struct {
 	vfs.FS
@@ -56,9 +56,11 @@ func (w *walFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
 // Open is part of vfs.FS. A log is opened to be replayed, and checked before.
 func (w *walFS) Open(name string, opts ...vfs.OpenOption) (vfs.File, error) {
 	if strings.HasSuffix(name, ".log") {
-		if err := checkLog(w.FS, name); err != nil {
+		log, err := readLog(w.FS, name)
+		if err != nil {
 			return nil, err
 		}
+		return vfs.NewMemFile(log), nil
 	}
 	return w.FS.Open(name, opts...)
 }
