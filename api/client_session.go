@@ -52,6 +52,9 @@ type SessionInfo struct {
 type link struct {
 	now  atomic.Pointer[session.Client] // nil: none
 	turn chan struct{}                  // one token: the right to dial
+	gone chan struct{}                  // with the turn: closed when the last session that was dialled is closed
+	had  bool                           // with the turn: there was a session
+	ends sync.WaitGroup                 // the goroutines that wait for a session's end
 
 	mu struct {
 		sync.Mutex
@@ -70,6 +73,8 @@ var errInline = errors.New("ClientOptions.Inline")
 func (l *link) init(inline bool) {
 	l.turn = make(chan struct{}, 1)
 	l.turn <- struct{}{}
+	l.gone = make(chan struct{})
+	close(l.gone)
 	l.mu.why = "no call has asked for one yet"
 	if inline {
 		l.mu.why, l.mu.closed = errInline.Error(), true
@@ -89,10 +94,41 @@ func (l *link) close() error {
 	l.mu.closed = true
 	l.mu.why = "the client is closed"
 	l.mu.Unlock()
-	if s := l.now.Swap(nil); s != nil {
-		return s.Close()
+	var err error
+	if s := l.now.Load(); s != nil {
+		err = s.Close()
 	}
-	return nil
+	l.ends.Wait()
+	return err
+}
+
+// adopt makes a session the one that calls go by until it ends. Then it is closed,
+// whether there are calls or not: a client without any must not keep the memory of a
+// store that is no more.
+func (c *Client) adopt(s *session.Client) {
+	l := &c.link
+	gone := make(chan struct{})
+	l.gone, l.had = gone, true
+	l.now.Store(s)
+	l.ends.Go(func() {
+		<-s.Ended()
+		err := s.Err()
+		l.now.CompareAndSwap(s, nil)
+		if e := s.Close(); e != nil {
+			err = errors.Join(err, e)
+		}
+		l.mu.Lock()
+		closed := l.mu.closed
+		l.mu.left = append(l.mu.left, s.Leftover()...)
+		if !closed {
+			l.mu.why = "the session is lost"
+		}
+		l.mu.Unlock()
+		if !closed {
+			c.log.Info("session lost", "server", c.addr, "err", err)
+		}
+		close(gone)
+	})
 }
 
 // SessionInfo says which way the calls that move blocks go now. Before the first of
@@ -133,20 +169,17 @@ func (c *Client) session(ctx context.Context) *session.Client {
 		return nil // the call over gRPC will say so
 	}
 	defer func() { l.turn <- struct{}{} }()
-	if now := l.now.Load(); now != s {
+	if now := l.now.Load(); now != nil && now != s {
 		return now // another call has dialled
 	}
-	if s != nil {
-		l.now.Store(nil)
-		c.log.Info("session lost", "server", c.addr, "err", s.Err())
-		_ = s.Close() // it had ended
-		l.mu.Lock()
-		l.mu.left = append(l.mu.left, s.Leftover()...)
-		l.mu.Unlock()
-	}
 	dctx, cancel := context.WithTimeout(ctx, sessionDial)
-	s, err := c.dialSession(dctx, s != nil)
-	cancel()
+	defer cancel()
+	select {
+	case <-l.gone: // and what it leaves can be given back
+	case <-dctx.Done():
+		return nil // a call still uses it, maybe the one that this is part of
+	}
+	s, err := c.dialSession(dctx, l.had)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err == nil && l.mu.closed {
@@ -171,7 +204,7 @@ func (c *Client) session(ctx context.Context) *session.Client {
 	if s.Shared() {
 		l.mu.left = nil
 	}
-	l.now.Store(s)
+	c.adopt(s)
 	c.log.Debug("session open", "server", c.addr, "peer", s.Peer(), "shared", s.Shared())
 	return s
 }

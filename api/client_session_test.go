@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -196,6 +197,39 @@ func TestSessionLost(t *testing.T) {
 		return c.SessionInfo().Way == api.WayShared
 	})
 	oneBlock(t, c, "c")
+}
+
+// A client without any call does not keep the memory of a store that has ended.
+func TestSessionLostIsUnmapped(t *testing.T) {
+	s := memstore.New(&memstore.Options{Shared: 64 << 20})
+	lis, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv, done := session.NewServer(s, nil), make(chan error, 1)
+	go func() { done <- srv.Serve(lis) }()
+	addr := serveStore(t, s, "tcp", "127.0.0.1:0", &api.ServerOptions{Sessions: &api.SessionPlaces{Socket: lis.Addr().String()}}).String()
+	c, err := api.Dial(t.Context(), addr, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	maps := func() int {
+		b, err := os.ReadFile("/proc/self/maps")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return bytes.Count(b, []byte("/memfd:"))
+	}
+	before := maps() // the store's own
+	oneBlock(t, c, "a")
+	if i := c.SessionInfo(); i.Way != api.WayShared || maps() <= before {
+		t.Fatalf("%+v, %d memory files mapped, %d before", i, maps(), before)
+	}
+	if err := errors.Join(srv.Close(), <-done); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() bool { return maps() == before })
 }
 
 func eventually(t *testing.T, ok func() bool) {

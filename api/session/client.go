@@ -342,6 +342,9 @@ func (c *Client) giveAllBack() (left []uint64) {
 // for after Close.
 func (c *Client) Leftover() []uint64 { return c.leftover }
 
+// Ended is closed when the session has ended: it is lost, or closed by this side.
+func (c *Client) Ended() <-chan struct{} { return c.ended }
+
 // Err says why the session has ended, nil while it has not.
 func (c *Client) Err() error {
 	c.mu.Lock()
