@@ -198,41 +198,47 @@ func (c *Catalog) writeManifest(e *engine) error {
 	if len(data) > maxManifest {
 		return fmt.Errorf("write manifest %s: %w: %d bytes, at most %d", path, block.ErrNoSpace, len(data), maxManifest)
 	}
-	if err := replaceFile(c.opts.FS, path, data); err != nil {
+	f, err := replaceFile(c.opts.FS, path, data)
+	if err == nil {
+		err = f.Close()
+	}
+	if err != nil {
 		return fmt.Errorf("write manifest %s: %w", path, diskErr(err))
 	}
 	return nil
 }
 
 // replaceFile puts a file in the place of another, so that after a crash one of
-// the two is there, and this one once replaceFile has returned.
-func replaceFile(disk vfs.FS, path string, data []byte) error {
+// the two is there, and this one once replaceFile has returned. What is written to
+// the file that it returns comes behind data.
+func replaceFile(disk vfs.FS, path string, data []byte) (vfs.File, error) {
 	temp := path + ".tmp"
 	f, err := disk.Create(temp, vfs.WriteCategoryUnspecified)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	_, err = f.Write(data)
 	if err == nil {
 		err = f.Sync()
 	}
-	if e := f.Close(); err == nil {
-		err = e
-	}
 	if err == nil {
 		err = disk.Rename(temp, path)
 	}
 	if err != nil {
+		_ = f.Close()
 		_ = disk.Remove(temp) // takes room that may be what was short
-		return err
+		return nil, err
 	}
 	dir, err := disk.OpenDir(disk.PathDir(path))
+	if err == nil {
+		err = dir.Sync()
+		if e := dir.Close(); err == nil {
+			err = e
+		}
+	}
 	if err != nil {
-		return err
+		_ = f.Close()
+		return nil, err
 	}
-	err = dir.Sync()
-	if e := dir.Close(); err == nil {
-		err = e
-	}
-	return err
+	return f, nil
 }

@@ -161,7 +161,7 @@ func (t *Table) Settle(h block.Handle, fn func(e *Entry) (free bool)) bool {
 
 // Detach is UpdateKey for taking a key away: when fn returns true, the entry is
 // unlinked under the same lock, and stays known by its handle until it is freed.
-// It reports whether the block was found.
+// When the block is not found, which Detach reports, fn is called with 0 and nil.
 func (t *Table) Detach(k block.Key, fn func(h block.Handle, e *Entry) (unlink bool)) bool {
 	hash := t.hash(k)
 	n := shardOf(hash)
@@ -169,10 +169,14 @@ func (t *Table) Detach(k block.Key, fn func(h block.Handle, e *Entry) (unlink bo
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	i, ok := s.find(hash, k)
-	if ok && fn(handle(n, i), s.entry(i)) {
+	if !ok {
+		fn(0, nil)
+		return false
+	}
+	if fn(handle(n, i), s.entry(i)) {
 		s.unlink(t, i)
 	}
-	return ok
+	return true
 }
 
 // Range calls fn with a copy of each linked entry from a handle on, in the order
