@@ -21,6 +21,7 @@ var crashPoints = []point{
 	{"g3-flushed", 10},
 	{"g3-committed", 10},
 	{"erased", 10},
+	{"tombstones", 10},
 	{drainPoint, 2},
 	{"catalog-manifest", 3},
 	{"catalog-flush", 1},

@@ -28,7 +28,9 @@ import (
 //     of the record is synced, since a record whose header is gone is damage; and
 //     not after, since a header without a record could raise the block again
 //     when the catalog is rebuilt from the media;
-//  4. tells everyone: only now may a durable put be answered, and only now may
+//  4. writes the tombstones of keys that may have other headers, out of reach: when
+//     all is done that makes such a header, and before the delete is answered;
+//  5. tells everyone: only now may a durable put be answered, and only now may
 //     the slot of a dropped record be used again, because until the drop is
 //     synced a crash would bring the record back, and what is erased later would
 //     be the next block's header.
@@ -38,6 +40,7 @@ import (
 type committer struct {
 	catalog *index.Catalog
 	slabs   []*Slab
+	tombs   *tombstones
 	noSync  bool
 	log     *slog.Logger
 	// erase writes zeros over the slot headers of operations and notes in them what
@@ -85,6 +88,8 @@ type catalogOp struct {
 	key     block.Key
 	hlen    int // of a key to drop
 	clear   *block.Namespace
+	stones  []index.Tombstone // written when they are needed
+	lifts   bool              // removes those that are not, since the sweep has ended
 
 	place  block.Place // of a slot whose header is to be erased
 	header int64       // its length; 0: nothing is to be erased
@@ -121,9 +126,9 @@ func (op *catalogOp) told() {
 	}
 }
 
-func newCommitter(c *index.Catalog, slabs []*Slab, noSync bool, log *slog.Logger, erase func(ops []*catalogOp), up func(dev int) context.Context) *committer {
+func newCommitter(c *index.Catalog, slabs []*Slab, tombs *tombstones, noSync bool, log *slog.Logger, erase func(ops []*catalogOp), up func(dev int) context.Context) *committer {
 	m := &committer{
-		catalog: c, slabs: slabs, noSync: noSync, log: log, erase: erase, up: up,
+		catalog: c, slabs: slabs, tombs: tombs, noSync: noSync, log: log, erase: erase, up: up,
 		kick: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	go m.run()
@@ -161,17 +166,18 @@ func (m *committer) wake() {
 	}
 }
 
-// barrier calls fin when all that is queued now is written, and what was erased
-// is on the medium; at once when that is nothing.
-func (m *committer) barrier(fin func(err error)) {
+// barrier calls fin when all that is queued now is written, what was erased is on
+// the medium, and keys that were deleted have their tombstones, if they need any; at
+// once when that is nothing.
+func (m *committer) barrier(stones []index.Tombstone, fin func(err error)) {
 	m.mu.Lock()
 	idle := len(m.mu.ops) == 0 && !m.mu.busy
 	m.mu.Unlock()
-	if idle {
+	if idle && len(m.tombs.suspects()) == 0 {
 		fin(m.catalog.Err())
 		return
 	}
-	m.add(catalogOp{flush: true, fin: fin})
+	m.add(catalogOp{flush: true, stones: stones, fin: fin})
 }
 
 func (m *committer) run() {
@@ -262,6 +268,8 @@ func (m *committer) write(batch *index.Batch, ops []catalogOp) {
 	invariants.CrashAt("g3-committed")
 	m.invalidate(ops)
 	invariants.CrashAt("erased")
+	m.tombs.write(ops)
+	invariants.CrashAt("tombstones")
 	for i := range ops {
 		m.end(&ops[i])
 	}
@@ -273,6 +281,10 @@ func (m *committer) commit(batch *index.Batch, ops []catalogOp) {
 		op := &ops[i]
 		switch {
 		case op.put != nil && op.err == nil:
+			if op.err = m.tombs.supersede(m.catalog, op); op.err != nil {
+				op.err = fmt.Errorf("commit to the catalog: %w", op.err)
+				continue
+			}
 			batch.Put(op.put)
 		case op.put == nil && op.hlen > 0:
 			batch.Drop(op.key, op.hlen)

@@ -20,6 +20,7 @@ func lostDevice(err error) bool {
 // Delete removes blocks from all tiers; see api.Store. It answers when the drops
 // of their records are synced and the headers of their slots erased and flushed,
 // so that neither the catalog nor one that is rebuilt from the media has them.
+// For headers that are out of reach there are tombstones.
 func (s *Store) Delete(ctx context.Context, nsID block.NamespaceID, hashLen int, hashes []byte) (int, error) {
 	n, err := s.checkHashes(nsID, hashLen, hashes)
 	if err != nil {
@@ -27,6 +28,7 @@ func (s *Store) Delete(ctx context.Context, nsID block.NamespaceID, hashLen int,
 	}
 	there := 0
 	var copies []*move // of what was removed, now or before
+	stones := make([]index.Tombstone, 0, n)
 	w := &removals{erase: true, flush: true}
 	for i := range n {
 		k := block.Key{NS: nsID}
@@ -34,8 +36,9 @@ func (s *Store) Delete(ctx context.Context, nsID block.NamespaceID, hashLen int,
 		if s.remove(k, block.Deleted, w, always) {
 			there++
 		}
+		stones = append(stones, index.Tombstone{Key: k, Gen: w.gen})
 		copies = append(copies, s.moves.doomed(k)...)
-		if s.unserved {
+		if s.unserved() {
 			// A slab that is not here now may have it: it must not come back with it.
 			w.wg.Add(1)
 			s.commits.add(catalogOp{key: k, hlen: hashLen, fin: w.fin})
@@ -46,7 +49,7 @@ func (s *Store) Delete(ctx context.Context, nsID block.NamespaceID, hashLen int,
 	}
 	// A block that is not there may have left a moment ago, and its record not yet.
 	w.wg.Add(1)
-	s.commits.barrier(w.fin)
+	s.commits.barrier(stones, w.fin)
 	if err := w.wait(ctx); err != nil {
 		return there, fmt.Errorf("delete: %w", err)
 	}
@@ -57,8 +60,11 @@ func (s *Store) Delete(ctx context.Context, nsID block.NamespaceID, hashLen int,
 type removals struct {
 	erase bool // the headers of their slots, not only the records
 	flush bool // what was erased, before it is told
-	wg    sync.WaitGroup
-	mu    struct {
+	// gen is that of the youngest slot which the key removed last may have had: one
+	// of a block that is put afterwards is of a later one.
+	gen uint64
+	wg  sync.WaitGroup
+	mu  struct {
 		sync.Mutex
 		err error
 	}
@@ -114,7 +120,8 @@ func (s *Store) remove(k block.Key, why block.Reason, w *removals, still func(h 
 	var out []departure
 	var h block.Handle
 	s.table.Detach(k, func(hd block.Handle, e *index.Entry) bool {
-		if !still(hd, e) {
+		w.gen = s.gen.Load()
+		if e == nil || !still(hd, e) {
 			return false
 		}
 		h = hd

@@ -35,7 +35,8 @@
 //   - a scrub, when one is started, reads and compares all that is on G3.
 //
 // A slot's header is erased before the slot may be another block's, and is valid
-// only where it was written. So Repair, which makes a lost catalog anew from its
-// manifest and from the slabs, brings back what was committed and nothing that was
-// deleted. Verify reads all and changes nothing. Both need the store closed.
+// only where it was written; for a header that cannot be erased, since its slab is
+// not here or a crash has left it where nobody knows, a deleted key has a tombstone.
+// So Repair, which makes a lost catalog anew from its manifest and from the slabs,
+// brings back what was committed and nothing that was deleted. Verify reads all and changes nothing. Both need the store closed.
 package tiers

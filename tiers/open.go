@@ -56,7 +56,8 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	s.catalogHealth.init(s.start)
 	s.unswept.Store(!s.catalog.Clean())
 	// Generations only grow, over restarts too.
-	s.gen.Store(uint64(s.catalog.Boot()) << genBits)
+	s.firstGen = uint64(s.catalog.Boot()) << genBits
+	s.gen.Store(s.firstGen)
 	if err := s.names.init(s.catalog); err != nil {
 		return nil, err
 	}
@@ -78,13 +79,21 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	if err := s.openG2(ctx); err != nil {
 		return nil, err
 	}
-	slabs, err := s.openSlabs(ctx)
+	known, err := s.catalog.Slabs()
 	if err != nil {
 		return nil, err
 	}
-	s.commits = newCommitter(s.catalog, slabs, o.NoSync, o.Logger, s.eraseHeaders, func(dev int) context.Context {
+	slabs, err := s.openSlabs(ctx, known)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.openTombstones(known); err != nil {
+		return nil, err
+	}
+	s.commits = newCommitter(s.catalog, slabs, s.tombstones, o.NoSync, o.Logger, s.eraseHeaders, func(dev int) context.Context {
 		return s.g3.devs[dev].health.up()
 	})
+	s.commits.add(catalogOp{lifts: true, keep: true}) // after a stop in order there is nothing under them
 	var evictors []*evictor
 	for _, t := range []*tier{s.g2, s.g3} {
 		if t != nil {
@@ -144,14 +153,10 @@ func arenaDescs(a *arena.Arena) (out []xfer.Desc) {
 	return out
 }
 
-// openSlabs opens or makes the slabs of G3 and returns them by device number.
-func (s *Store) openSlabs(ctx context.Context) ([]*Slab, error) {
-	known, err := s.catalog.Slabs()
-	if err != nil {
-		return nil, err
-	}
+// openSlabs opens or makes the slabs of G3 and returns them by device number. known
+// are those of the catalog.
+func (s *Store) openSlabs(ctx context.Context, known []index.SlabRecord) ([]*Slab, error) {
 	if s.opts.NoSlabs {
-		s.unserved = len(known) > 0
 		return nil, nil
 	}
 	specs, recorded := s.opts.Slabs, false
@@ -185,13 +190,11 @@ func (s *Store) openSlabs(ctx context.Context) ([]*Slab, error) {
 			block.ErrUnavailable, errors.Join(missing...))
 	}
 	var devs []*device
-	served := map[uint16]bool{}
 	for i, slab := range s.slabs {
 		no, err := s.adopt(slab, known)
 		if err != nil {
 			return nil, err
 		}
-		served[no] = true
 		s.slabNo = append(s.slabNo, no)
 		kind := xfer.FILE
 		if slab.IsDevice() {
@@ -207,9 +210,6 @@ func (s *Store) openSlabs(ctx context.Context) ([]*Slab, error) {
 		}
 		slab.sync = d.health.watchFlush(slab.sync)
 		devs = append(devs, d)
-	}
-	for _, r := range known {
-		s.unserved = s.unserved || !served[r.Number]
 	}
 	if len(devs) > 0 {
 		s.g3 = newTier(block.G3, devs, s.opts)
@@ -333,7 +333,7 @@ func (s *Store) markClean() {
 	if s.unswept.Load() || s.commits.unclean.Load() || s.catalog.Err() != nil {
 		return
 	}
-	if s.unserved {
+	if s.unserved() {
 		return // what was deleted or put anew may have a header on a slab that is not here
 	}
 	for _, slab := range s.slabs {
@@ -382,6 +382,9 @@ func (s *Store) teardown() error {
 	}
 	if s.table != nil {
 		errs = append(errs, s.table.Close())
+	}
+	if s.tombstones != nil {
+		s.tombstones.file.Close()
 	}
 	if s.catalog != nil {
 		errs = append(errs, s.catalog.Close())

@@ -38,7 +38,7 @@ type RepairReport struct {
 	Blocks  int64 // in the new catalog
 	Bytes   int64 // of their payload
 	Damaged int64 // headers of blocks whose payload is not what they say
-	Stale   int64 // blocks that are no more: older copies, cleared, past their time
+	Stale   int64 // blocks that are no more: older copies, deleted, cleared, past their time
 	Unknown int64 // blocks of namespaces that the manifest does not know
 	// Problems are the first of what else was found, one line each.
 	Problems []string
@@ -52,14 +52,14 @@ type RepairReport struct {
 //
 // Every payload is read and compared. Of several copies of a block the youngest
 // counts. What was deleted, cleared or is past its time does not come back: its
-// header was invalidated, is of an older epoch, or carries the time. Pins are
-// gone, since only the catalog knows them.
+// header was invalidated or its key has a tombstone, the header is of an older
+// epoch, or carries the time. Pins are gone, since only the catalog knows them.
 //
 // Errors: block.ErrInvalid when the catalog is whole, or a slab of version 1 is not
 // to be trusted; block.ErrNotFound without a manifest; ErrVersion when a newer
-// program wrote to a slab; block.ErrUnavailable when the directory or a slab is in
+// program wrote to a slab or the tombstones; block.ErrUnavailable when the directory or a slab is in
 // use or not there; block.ErrCorrupt for blocks of an unknown namespace, which
-// Partial gives up; ctx's error. After an error the data directory is as it was.
+// Partial gives up, and for damaged tombstones; ctx's error. After an error the data directory is as it was.
 func Repair(ctx context.Context, dir string, o *RepairOptions) (RepairReport, error) {
 	if o == nil {
 		o = &RepairOptions{}
@@ -85,6 +85,7 @@ type repairer struct {
 	dir      string
 	manifest index.Manifest
 	spaces   map[[32]byte]block.Namespace
+	stones   *index.Tombstones
 	slabs    []repairSlab
 	now      int64
 	best     map[repairKey]repairBlock
@@ -95,8 +96,9 @@ type repairer struct {
 }
 
 type repairSlab struct {
-	no   uint16 // by which records know it
-	slab *Slab
+	no    uint16 // by which records know it
+	slab  *Slab
+	below int64 // blocks on it that are left out since so many were deleted
 }
 
 type repairKey struct {
@@ -125,6 +127,12 @@ func (r *repairer) run() error {
 	if err := r.checkCatalog(catalog); err != nil {
 		return err
 	}
+	stones := index.TombstonesPath(catalog)
+	if r.stones, err = index.ReadTombstones(stones, r.manifest.Store); errors.Is(err, block.ErrCorrupt) {
+		return fmt.Errorf("%w; without it blocks that were deleted while a slab was not there, or after a crash, may come back: remove it to have them", err)
+	} else if err != nil {
+		return err
+	}
 	r.spaces = map[[32]byte]block.Namespace{}
 	for _, n := range r.manifest.Spaces {
 		if !n.Dropped {
@@ -137,6 +145,9 @@ func (r *repairer) run() error {
 	for i := range r.slabs {
 		if err := r.scan(i); err != nil {
 			return err
+		}
+		if n := r.slabs[i].below; n > 0 {
+			r.problem(fmt.Sprintf("slab %s: %d blocks are left out: so many were deleted while it was not there or not swept that it is not known which", r.slabs[i].slab.Path(), n))
 		}
 	}
 	if r.report.Unknown > 0 && !r.o.Partial {
@@ -212,7 +223,7 @@ func (r *repairer) openSlabs() error {
 		}
 		delete(numbers, slab.ID())
 		unsealed := slab.Seal(0).Version < 2
-		r.slabs = append(r.slabs, repairSlab{no, slab})
+		r.slabs = append(r.slabs, repairSlab{no: no, slab: slab})
 		r.total += slab.DataBytes()
 		if unsealed && !r.o.Unsealed {
 			return fmt.Errorf("%w: slab %s is of version 1: what lies on it could pass for other blocks' headers, if somebody put it there on purpose", block.ErrInvalid, path)
@@ -248,6 +259,15 @@ func (r *repairer) found(at int, off int64, hd *SlotHeader) {
 		return
 	}
 	k := repairKey{block.Key{NS: ns.ID, Hash: hd.Hash}, hd.HashLen}
+	slab := &r.slabs[at]
+	below := r.stones.Below(slab.slab.ID(), hd.Gen)
+	if below || r.stones.Dead(k.Key, hd.Gen) {
+		r.report.Stale++
+		if below {
+			slab.below++
+		}
+		return
+	}
 	old, again := r.best[k]
 	if again {
 		r.report.Stale++

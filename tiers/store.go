@@ -37,8 +37,10 @@ type Store struct {
 	// not closed in order or one could not be erased.
 	unswept atomic.Bool
 	opened  bool // Open has succeeded
-	// unserved: the catalog has records of slabs that are not here now.
-	unserved   bool
+	// absent are the slabs of the catalog that are not here now, each with a
+	// generation that nothing on it has reached.
+	absent     []index.Floor
+	tombstones *tombstones
 	registered []xfer.DescList
 
 	names        namespaces
@@ -54,6 +56,7 @@ type Store struct {
 
 	start     time.Time
 	gen       atomic.Uint64
+	firstGen  uint64          // below which all of earlier openings are
 	misses    [8]atomic.Int64 // by MissReason
 	removed   [8]atomic.Int64 // by Reason
 	conflicts atomic.Int64

@@ -13,8 +13,9 @@ import (
 // answered. Where a record is dropped the header is invalidated behind it; but a
 // crash may come between, or find a block written and not recorded. Such a
 // header does no harm until the catalog is lost: then a repair would take it for
-// a block, also when it was deleted since. So after a stop that was not in order,
-// all room that no record claims is swept of headers.
+// a block, also when it was deleted since, but for a tombstone that the delete has
+// left. So after a stop that was not in order, all room that no record claims is
+// swept of headers; then no tombstone is needed any more.
 //
 // They can lie anywhere in it: an extent gets slots of other sizes when it was
 // empty, and a block is not always as long as its slot. So the sweep reads all but
@@ -40,8 +41,9 @@ func (s *Store) keepSwept() {
 		case <-s.life.Done():
 			return
 		}
-		if s.commits.unclean.Swap(false) {
-			s.unswept.Store(true)
+		if s.commits.unclean.Load() {
+			s.unswept.Store(true) // first: at no moment is it neither
+			s.commits.unclean.Store(false)
 		}
 		if !s.unswept.Load() || s.anyDown() {
 			continue
@@ -50,6 +52,7 @@ func (s *Store) keepSwept() {
 		switch {
 		case err == nil:
 			s.unswept.Store(false)
+			s.commits.add(catalogOp{lifts: true, keep: true})
 			pause = s.opts.SweepAfter
 			s.log.Info("free room is swept of old headers", "found", found)
 		case s.life.Err() == nil:

@@ -32,8 +32,8 @@ func newRepairCmd() *cobra.Command {
 		Use:   "repair",
 		Short: "Rebuild a lost or damaged catalog from the slabs, while no daemon runs",
 		Long: `Make a new catalog for a data directory whose catalog is lost or damaged, from
-catalog.manifest in that directory and from the headers of the blocks on its
-slabs. The slabs are only read, all of them, and the old catalog is kept beside
+catalog.manifest and catalog.tombstones in that directory and from the headers of
+the blocks on its slabs. The slabs are only read, all of them, and the old catalog is kept beside
 the new one. No daemon may run on the directory.
 
 Blocks that were deleted, cleared or are past their time do not come back. Pins
