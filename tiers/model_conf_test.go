@@ -16,9 +16,10 @@ import (
 
 // How a phase ends.
 const (
-	endRest  = "at rest"       // in order, when nothing is under way any more
-	endAmid  = "amid work"     // in order, while the store still moves blocks
-	endPower = "by power loss" // in the middle of calls
+	endRest  = "at rest"             // in order, when nothing is under way any more
+	endAmid  = "amid work"           // in order, while the store still moves blocks
+	endPower = "by power loss"       // in the middle of calls
+	endLost  = "without its catalog" // while the store still moves blocks; a repair follows
 )
 
 // modelConf is a store and what happens to it.
@@ -71,6 +72,9 @@ func drawConf(seed uint64) modelConf {
 		c.ends[i] = []string{endRest, endAmid}[r.IntN(2)]
 		if c.inMemory && r.IntN(2) == 0 {
 			c.ends[i] = endPower
+		}
+		if !c.inMemory && c.durable() && r.IntN(3) == 0 {
+			c.ends[i] = endLost
 		}
 	}
 	return c

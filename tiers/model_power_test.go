@@ -91,7 +91,7 @@ func (m *model) afterPowerLoss() {
 }
 
 // recall finds out which version of a key has survived. What was deleted when the
-// power went may be there or not, what was deleted before may not.
+// store ended may be there or not, what was deleted before may not.
 func (m *model) recall(i int) {
 	k := &m.keys[i]
 	places := placesOf(m.TB, m.s, m.space(i), i)
@@ -104,7 +104,7 @@ func (m *model) recall(i int) {
 	}
 	version := int64(places[0].Len) - int64(m.len(i, 0))
 	if version < k.snap.version || version > k.version.Load() {
-		m.Errorf("key %d: version %d is there after the power was lost, want %d to %d", i, version, k.snap.version, k.version.Load())
+		m.Errorf("key %d: version %d is there, want %d to %d: what was deleted has come back", i, version, k.snap.version, k.version.Load())
 	}
 	k.version.Store(version)
 }
@@ -128,6 +128,34 @@ func (m *model) amid() {
 	}
 	m.open()
 	m.keep(must, "the store was closed")
+	m.look()
+	m.close()
+}
+
+// loseCatalog closes a store while it works, in order or not, has its catalog made
+// anew from the slabs, and judges what it opens with.
+func (m *model) loseCatalog() {
+	before := leftG3(m.s)
+	must := m.keeps(func(k *modelKey) int64 { return k.durable.Load() })
+	for i := range m.keys {
+		m.keys[i].snap.version = m.keys[i].version.Load()
+	}
+	if m.rand.IntN(2) == 0 {
+		tiers.CloseUnclean(m.TB, m.s) // no sweep comes within a phase
+	}
+	m.close()
+	if leftG3(m.s) != before || m.conf.spoils {
+		must = nil // some have left while it was closed, or are damaged
+	}
+	loseCatalog(m.TB, m.conf.opts.Dir, "lost")
+	if _, err := tiers.Repair(m.Context(), m.conf.opts.Dir, nil); err != nil {
+		m.Fatal(err)
+	}
+	m.open()
+	for i := range m.keys {
+		m.recall(i)
+	}
+	m.keep(must, "the catalog was made anew")
 	m.look()
 	m.close()
 }

@@ -29,7 +29,7 @@ var (
 //
 //   - a hit has the bytes of the version that was put last, whole or a range of
 //     them, and what was deleted, cleared or has expired never comes back, also not
-//     after a restart or a loss of power;
+//     after a restart, a loss of power, or a repair of a catalog that was lost;
 //   - a block that is leased, pinned, or within its grace is a hit;
 //   - the bytes that a get hands out stay what they are until it ends, whatever
 //     happens to the block meanwhile;
@@ -228,6 +228,8 @@ func (m *model) run() {
 			m.afterPowerLoss()
 		case endAmid:
 			m.amid()
+		case endLost:
+			m.loseCatalog()
 		case endRest:
 			if m.rand.IntN(2) == 0 {
 				m.drain()
