@@ -259,6 +259,8 @@ func (w *walker) block(d *device, h block.Handle, place block.Place) error {
 		return nil
 	case w.ctx.Err() != nil:
 		return err
+	case errors.Is(err, block.ErrNotFound):
+		return nil // deleted meanwhile, and its header erased
 	case !errors.Is(err, block.ErrCorrupt):
 		// A sector may be gone for good, or the device for a while.
 		if w.errors++; w.errors >= scrubErrors {

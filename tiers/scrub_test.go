@@ -3,12 +3,14 @@ package tiers_test
 import (
 	"errors"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/kvtier/kvtier/index/block"
 	"github.com/kvtier/kvtier/tiers"
+	"github.com/kvtier/kvtier/xfer"
 )
 
 // scrubbed waits for the scrub to end and returns how it did.
@@ -73,6 +75,31 @@ func TestScrub(t *testing.T) {
 	}
 	for i := 4; i <= n; i++ {
 		wantHit(t, s, ns, i, size)
+	}
+}
+
+// TestScrubBesideDelete: a block that is deleted while the scrub reads it is neither
+// damaged nor dropped.
+func TestScrubBesideDelete(t *testing.T) {
+	t.Parallel()
+	const n = 3
+	var before atomic.Pointer[func()]
+	agent := agentWith(t, func(b xfer.Backend) xfer.Backend {
+		return spy{b, func(op xfer.Op, _, _ []xfer.Bound) {
+			if f := before.Load(); op == xfer.Read && f != nil {
+				(*f)()
+			}
+		}}
+	})
+	s, _, ns := coldBlocks(t, agent, n, 3000)
+	var once sync.Once
+	first := func() { once.Do(func() { mustDelete(t, s, ns, n, numbersTo(n)...) }) }
+	before.Store(&first)
+	if err := s.StartScrub(block.ScrubOptions{BytesPerSecond: fast}); err != nil {
+		t.Fatal(err)
+	}
+	if st := scrubbed(t, s); st.State != block.ScrubDone || st.Blocks != 1 || st.Damaged != 0 || st.Dropped != 0 {
+		t.Errorf("scrub: %+v", st)
 	}
 }
 
