@@ -85,6 +85,8 @@ var table = map[string]may{
 	"policy/trace":      {code: []string{"index/block"}},
 	"policy/sim":        {code: []string{"policy", "index/block"}, tests: []string{"policy/trace"}},
 
+	// What lies in a bucket is a format, and no more.
+	"tiers/packed": {code: []string{"index", "index/block", xxhash}},
 	"tiers": {
 		code: []string{"xfer", "index", "index/block", "policy", "internal/arena", "internal/invariants", xxh3, xxhash, xsys},
 		// A store needs something that moves its bytes; its tests bring it, its code
