@@ -283,26 +283,28 @@ func TestClean(t *testing.T) {
 	}
 }
 
-// TestVersion1 makes a catalog what the first version left.
-func TestVersion1(t *testing.T) {
-	o := &CatalogOptions{FS: vfs.NewMem()}
-	c := openCatalog(t, "cat", o)
-	commit(t, c, true, recordOf(1, 1))
-	old := c.admin.meta
-	old.Catalog = 1
-	if err := c.now().put(metaKey, old.encode()); err != nil {
-		t.Fatal(err)
-	}
-	closeCatalog(t, c)
-	for _, c := range []struct{ readOnly, upgraded bool }{{true, false}, {false, true}, {true, true}} {
-		again := openCatalog(t, "cat", &CatalogOptions{FS: o.FS, ReadOnly: c.readOnly})
-		if got := scan(t, again); len(got) != 1 || got[recordOf(1, 1).Key] != *recordOf(1, 1) {
-			t.Errorf("records %+v", got)
+// TestOlderVersions makes a catalog what earlier versions left.
+func TestOlderVersions(t *testing.T) {
+	for version := uint32(1); version < catalogVersion; version++ {
+		o := &CatalogOptions{FS: vfs.NewMem()}
+		c := openCatalog(t, "cat", o)
+		commit(t, c, true, recordOf(1, 1))
+		old := c.admin.meta
+		old.Catalog = version
+		if err := c.now().put(metaKey, old.encode()); err != nil {
+			t.Fatal(err)
 		}
-		if m := again.admin.meta; m.Store != old.Store || (m.Catalog == catalogVersion) != c.upgraded || again.Clean() {
-			t.Errorf("read-only %v: meta %+v, clean %v", c.readOnly, m, again.Clean())
+		closeCatalog(t, c)
+		for _, c := range []struct{ readOnly, upgraded bool }{{true, false}, {false, true}, {true, true}} {
+			again := openCatalog(t, "cat", &CatalogOptions{FS: o.FS, ReadOnly: c.readOnly})
+			if got := scan(t, again); len(got) != 1 || got[recordOf(1, 1).Key] != *recordOf(1, 1) {
+				t.Errorf("version %d: records %+v", version, got)
+			}
+			if m := again.admin.meta; m.Store != old.Store || (m.Catalog == catalogVersion) != c.upgraded || again.Clean() {
+				t.Errorf("version %d, read-only %v: meta %+v, clean %v", version, c.readOnly, m, again.Clean())
+			}
+			closeCatalog(t, again)
 		}
-		closeCatalog(t, again)
 	}
 }
 

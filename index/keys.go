@@ -24,6 +24,9 @@ var ErrVersion = errors.New("unknown format version")
 //	d digest(32)           namespace that was dropped, by the digest of its descriptor
 //	s number(2)            SlabRecord
 //	b namespace(4) hash    Record; the hash with as many bytes as count
+//	k number(2)            BucketRecord
+//	o number(8)            ObjectRecord
+//	p namespace(4) hash    PackedRecord
 //
 // Values begin with a version byte and end with a checksum: the xxhash64 of what
 // precedes it in the value, xor that of the key, so that a value does not pass
@@ -35,6 +38,9 @@ const (
 	kindDropped = 'd'
 	kindSlab    = 's'
 	kindBlock   = 'b'
+	kindBucket  = 'k'
+	kindObject  = 'o'
+	kindPacked  = 'p'
 
 	blockKeyPrefix = 1 + 4
 	checksumBytes  = 8
@@ -43,14 +49,18 @@ const (
 // Versions of the values. catalogVersion covers the keys, which values there are,
 // and the flags in them. Version 1 of the catalog knew neither ScrubRecord, nor
 // Record.Pinned, nor Clean, which its meta record, of version 1 too, does not
-// have; it is read, and becomes version 2 when it is opened for writing.
+// have; version 2 had no buckets, objects and blocks in them. Both are read, and become
+// version 3 when they are opened for writing.
 const (
-	catalogVersion = 2
+	catalogVersion = 3
 	metaVersion    = 2
 	scrubVersion   = 1
 	spaceVersion   = 1
 	slabVersion    = 1
 	recordVersion  = 1
+	bucketVersion  = 1
+	objectVersion  = 1
+	packedVersion  = 1
 )
 
 // Record is what the catalog knows of one block on a durable medium.
@@ -87,8 +97,8 @@ func (r *Record) valueLen() int {
 }
 
 // putBlockKey writes a key into b, which is blockKeyPrefix+hashLen bytes long.
-func putBlockKey(b []byte, k *block.Key, hashLen int) {
-	b[0] = kindBlock
+func putBlockKey(b []byte, kind byte, k *block.Key, hashLen int) {
+	b[0] = kind
 	binary.BigEndian.PutUint32(b[1:], uint32(k.NS))
 	copy(b[blockKeyPrefix:], k.Hash[:hashLen])
 }
@@ -369,7 +379,7 @@ func (m *meta) decode(value []byte) error {
 		}
 		m.Clean = body[29] == flagClean
 	}
-	if m.Catalog != uint32(version) {
+	if m.Catalog == 0 || m.Catalog > catalogVersion || (m.Catalog == 1) != (version == 1) {
 		return fmt.Errorf("catalog: %w: %d, this program knows up to %d", ErrVersion, m.Catalog, catalogVersion)
 	}
 	return nil

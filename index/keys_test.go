@@ -98,6 +98,8 @@ func TestGolden(t *testing.T) {
 	line("meta clean", metaKey, m.encode())
 	m.Catalog, m.Clean = 1, false
 	line("meta of version 1", metaKey, m.encode())
+	m.Catalog, m.Clean = 2, true
+	line("meta of version 2", metaKey, m.encode())
 	for _, parent := range []bool{false, true} {
 		r := sampleRecord(8, parent)
 		r.Pinned = true
@@ -106,6 +108,16 @@ func TestGolden(t *testing.T) {
 	}
 	c := sampleScrub()
 	line("scrub", scrubKey, c.encode())
+	for _, n := range []int{8, 32} {
+		p, o := samplePacked(n, n == 32), sampleObject(n)
+		key, value := packedBytes(&p)
+		line(fmt.Sprintf("packed hash=%d parent=%v", n, p.HasParent), key, value)
+		key, value = o.encode()
+		line(fmt.Sprintf("object hash=%d", n), key, value)
+	}
+	b := sampleBucket()
+	key, value = b.encode()
+	line("bucket", key, value)
 
 	path := filepath.Join("testdata", "records.golden")
 	if *update {
@@ -158,6 +170,10 @@ func TestDamage(t *testing.T) {
 	m := meta{Catalog: catalogVersion, Boot: 1, NextSpace: 1}
 	rk, rv := recordBytes(&r)
 	sk, sv := s.encode()
+	p, o, b := samplePacked(16, true), sampleObject(16), sampleBucket()
+	pk, pv := packedBytes(&p)
+	ok, ov := o.encode()
+	bk, bv := b.encode()
 	for _, c := range []struct {
 		name       string
 		key, value []byte
@@ -166,6 +182,9 @@ func TestDamage(t *testing.T) {
 		{"record", rk, rv, func(k, v []byte) error { return new(Record).decode(k, v) }},
 		{"namespace", spaceKey(n.ID), encodeSpace(spaceKey(n.ID), &n), func(k, v []byte) error { _, err := decodeSpace(k, v); return err }},
 		{"slab", sk, sv, func(k, v []byte) error { return new(SlabRecord).decode(k, v) }},
+		{"packed", pk, pv, func(k, v []byte) error { return new(PackedRecord).decode(k, v) }},
+		{"object", ok, ov, func(k, v []byte) error { return new(ObjectRecord).decode(k, v) }},
+		{"bucket", bk, bv, func(k, v []byte) error { return new(BucketRecord).decode(k, v) }},
 		{"meta", metaKey, m.encode(), func(_, v []byte) error { return new(meta).decode(v) }},
 		{"scrub", scrubKey, c.encode(), func(_, v []byte) error { return new(ScrubRecord).decode(v) }},
 	} {
@@ -211,7 +230,7 @@ func TestKeysSortByNamespaceThenHash(t *testing.T) {
 			if bytes.Compare(last, key) >= 0 {
 				t.Errorf("%x does not sort after %x", key, last)
 			}
-			from, to := spaceRange(ns)
+			from, to := spaceRange(kindBlock, ns)
 			if bytes.Compare(key, from) < 0 || bytes.Compare(key, to) >= 0 {
 				t.Errorf("%x is not from %x to %x", key, from, to)
 			}
@@ -280,6 +299,8 @@ func FuzzOtherValues(f *testing.F) {
 	f.Add(key, value)
 	f.Add(metaKey, m.encode())
 	m.Catalog = 1
+	f.Add(metaKey, m.encode())
+	m.Catalog, m.Clean = 2, true
 	f.Add(metaKey, m.encode())
 	c := sampleScrub()
 	f.Add(scrubKey, c.encode())

@@ -26,7 +26,7 @@ func (c *Catalog) NewBatch() *Batch { return &Batch{b: new(pebble.Batch)} }
 func (b *Batch) Put(r *Record) {
 	checkHashLen(r.HashLen)
 	op := b.b.SetDeferred(blockKeyPrefix+r.HashLen, r.valueLen())
-	putBlockKey(op.Key, &r.Key, r.HashLen)
+	putBlockKey(op.Key, kindBlock, &r.Key, r.HashLen)
 	r.putValue(op.Value, op.Key)
 	b.finish(op)
 }
@@ -35,7 +35,7 @@ func (b *Batch) Put(r *Record) {
 func (b *Batch) Drop(k block.Key, hashLen int) {
 	checkHashLen(hashLen)
 	op := b.b.DeleteDeferred(blockKeyPrefix + hashLen)
-	putBlockKey(op.Key, &k, hashLen)
+	putBlockKey(op.Key, kindBlock, &k, hashLen)
 	b.finish(op)
 }
 
@@ -126,7 +126,7 @@ func (c *Catalog) Scan(fn func(*Record) error) error {
 // ScanFrom is Scan for the blocks of one namespace whose hashes come after a
 // given one, of as many bytes as count in the namespace, or all when it is empty.
 func (c *Catalog) ScanFrom(ns block.NamespaceID, after []byte, fn func(*Record) error) error {
-	from, to := spaceRange(ns)
+	from, to := spaceRange(kindBlock, ns)
 	if len(after) > 0 {
 		from = append(append(from, after...), 0)
 	}
@@ -134,17 +134,22 @@ func (c *Catalog) ScanFrom(ns block.NamespaceID, after []byte, fn func(*Record) 
 }
 
 func (c *Catalog) scan(from, to []byte, fn func(*Record) error) error {
-	if err := c.enter(); err != nil {
-		return err
-	}
-	defer c.leave()
 	var r Record
-	return c.now().each("scan block records", from, to, func(key, value []byte) error {
+	return c.walk("scan block records", from, to, func(key, value []byte) error {
 		if err := r.decode(key, value); err != nil {
 			return err
 		}
 		return fn(&r)
 	})
+}
+
+// walk is each for the catalog.
+func (c *Catalog) walk(what string, from, to []byte, fn func(key, value []byte) error) error {
+	if err := c.enter(); err != nil {
+		return err
+	}
+	defer c.leave()
+	return c.now().each(what, from, to, fn)
 }
 
 // each calls fn for each key of a range.
@@ -171,11 +176,11 @@ func (e *engine) each(what string, from, to []byte, fn func(key, value []byte) e
 	return nil
 }
 
-// spaceRange is the range of keys of a namespace's blocks.
-func spaceRange(ns block.NamespaceID) (from, to []byte) {
-	from = binary.BigEndian.AppendUint32([]byte{kindBlock}, uint32(ns))
+// spaceRange is the range of keys of a namespace's blocks, by the kind of their records.
+func spaceRange(kind byte, ns block.NamespaceID) (from, to []byte) {
+	from = binary.BigEndian.AppendUint32([]byte{kind}, uint32(ns))
 	if ns+1 == 0 {
-		return from, []byte{kindBlock + 1}
+		return from, []byte{kind + 1}
 	}
-	return from, binary.BigEndian.AppendUint32([]byte{kindBlock}, uint32(ns+1))
+	return from, binary.BigEndian.AppendUint32([]byte{kind}, uint32(ns+1))
 }

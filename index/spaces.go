@@ -171,8 +171,7 @@ func (c *Catalog) ClearNamespace(n block.Namespace) error {
 		return err
 	}
 	b := c.now().db.NewBatch()
-	from, to := spaceRange(n.ID)
-	err = errors.Join(b.DeleteRange(from, to, nil), b.Set(key, encodeSpace(key, &n), nil))
+	err = errors.Join(dropBlocks(b, n.ID), b.Set(key, encodeSpace(key, &n), nil))
 	if err == nil {
 		err = c.commitAdmin(b)
 	}
@@ -208,8 +207,7 @@ func (c *Catalog) DropNamespace(id block.NamespaceID) error {
 	n.Epoch = max(n.Epoch+1, first)
 	grave := droppedKey(n.Desc.Digest())
 	b := c.now().db.NewBatch()
-	from, to := spaceRange(id)
-	err = errors.Join(b.DeleteRange(from, to, nil), b.Delete(key, nil), b.Set(grave, encodeSpace(grave, &n), nil))
+	err = errors.Join(dropBlocks(b, id), b.Delete(key, nil), b.Set(grave, encodeSpace(grave, &n), nil))
 	if err == nil {
 		err = c.commitAdmin(b)
 	}
@@ -217,6 +215,17 @@ func (c *Catalog) DropNamespace(id block.NamespaceID) error {
 		return fmt.Errorf("drop namespace %q: %w", n.Desc.Name, err)
 	}
 	return nil
+}
+
+// dropBlocks drops the records of a namespace's blocks, on slabs and in objects. Those of
+// the objects stay: the objects are still to be removed.
+func dropBlocks(b *pebble.Batch, id block.NamespaceID) error {
+	var errs []error
+	for _, kind := range []byte{kindBlock, kindPacked} {
+		from, to := spaceRange(kind, id)
+		errs = append(errs, b.DeleteRange(from, to, nil))
+	}
+	return errors.Join(errs...)
 }
 
 func (c *Catalog) space(key []byte) (block.Namespace, bool, error) {
