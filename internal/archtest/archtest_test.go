@@ -87,6 +87,10 @@ var table = map[string]may{
 
 	// What lies in a bucket is a format, and no more.
 	"tiers/packed": {code: []string{"index", "index/block", xxhash}},
+	"tiers/bucket": {
+		code:  []string{"index", "index/block", "tiers/packed", "xfer"},
+		tests: []string{"backends/object", "backends/s3", "internal/servers", xxhash},
+	},
 	"tiers": {
 		code: []string{"xfer", "index", "index/block", "policy", "internal/arena", "internal/invariants", xxh3, xxhash, xsys},
 		// A store needs something that moves its bytes; its tests bring it, its code

@@ -1,0 +1,318 @@
+// Package bucket keeps packed objects in a service of objects: it claims a prefix for a
+// cluster, writes objects and tombstones, reads members, and finds again what is there.
+// What it knows is in the bucket alone; what is where is its caller's to remember. Its
+// format is package packed's.
+package bucket
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/kvtier/kvtier/index"
+	"github.com/kvtier/kvtier/index/block"
+	"github.com/kvtier/kvtier/tiers/packed"
+	"github.com/kvtier/kvtier/xfer"
+)
+
+// ErrExists: there is an object of this key, and the call was to make a new one.
+var ErrExists = errors.New("object exists")
+
+// Service is the part of a bucket below a prefix. Its calls wait no longer than ctx
+// lasts, and make requests again as far as that is of use. It may be used by many
+// goroutines at once.
+type Service interface {
+	// String writes bucket and prefix as a URL without secrets.
+	String() string
+	// Check looks whether the bucket may be used. Its error says which setting to change.
+	Check(ctx context.Context) error
+	// Get reads all of dst from off on. xfer.ErrNotFound, and xfer.ErrShort when the object
+	// ends before.
+	Get(ctx context.Context, key string, off int64, dst [][]byte) error
+	// Put makes an object, whole; with ifAbsent only where there is none: ErrExists.
+	Put(ctx context.Context, key string, src [][]byte, ifAbsent bool) error
+	// Delete removes objects; those that never were are gone too.
+	Delete(ctx context.Context, keys []string) error
+	// List gives objects in the order of their keys, from where cursor says: empty at the
+	// beginning, then next, which is empty at the end.
+	List(ctx context.Context, prefix, cursor string) (objects []Object, next string, err error)
+}
+
+// Object is an entry of a list.
+type Object struct {
+	Key   string
+	Bytes int64
+}
+
+// Bucket is a prefix that this store's cluster owns. It is safe for concurrent use.
+type Bucket struct {
+	service Service
+	cluster string
+	store   [16]byte
+	clock   packed.Clock
+}
+
+// Open claims the prefix for a cluster, unless it is the cluster's already. It fails with
+// block.ErrInvalid when another cluster owns it, naming both.
+func Open(ctx context.Context, s Service, cluster string, store [16]byte) (*Bucket, error) {
+	if err := packed.CheckCluster(cluster); err != nil {
+		return nil, err
+	}
+	if err := s.Check(ctx); err != nil {
+		return nil, err
+	}
+	fail := func(err error) (*Bucket, error) { return nil, fmt.Errorf("claim %s: %w", s, err) }
+	have, err := readRecord(ctx, s, packed.ClusterKey)
+	if errors.Is(err, xfer.ErrNotFound) {
+		mine := packed.Cluster{Name: cluster, Store: store, Created: time.Now()}
+		if err := s.Put(ctx, packed.ClusterKey, [][]byte{mine.Encode()}, true); err != nil && !errors.Is(err, ErrExists) {
+			return fail(err)
+		}
+		have, err = readRecord(ctx, s, packed.ClusterKey) // another store may have been first
+	}
+	if err != nil {
+		return fail(err)
+	}
+	owner, err := packed.DecodeCluster(have)
+	if err != nil {
+		return fail(err)
+	}
+	if err := owner.Admit(cluster, s.String()); err != nil {
+		return nil, err
+	}
+	return &Bucket{service: s, cluster: cluster, store: store}, nil
+}
+
+// readRecord reads a small object whose length is not known: a list says it.
+func readRecord(ctx context.Context, s Service, key string) ([]byte, error) {
+	for cursor := ""; ; {
+		objects, next, err := s.List(ctx, key, cursor)
+		if err != nil {
+			return nil, err
+		}
+		for _, o := range objects {
+			if o.Key != key {
+				continue
+			}
+			return readWhole(ctx, s, o, packed.MaxRecordBytes)
+		}
+		if cursor = next; cursor == "" {
+			return nil, fmt.Errorf("object %q: %w", key, xfer.ErrNotFound)
+		}
+	}
+}
+
+func readWhole(ctx context.Context, s Service, o Object, most int64) ([]byte, error) {
+	if o.Bytes > most {
+		return nil, fmt.Errorf("object %q: %w: %d bytes, at most %d", o.Key, block.ErrCorrupt, o.Bytes, most)
+	}
+	b := make([]byte, o.Bytes)
+	if err := s.Get(ctx, o.Key, 0, [][]byte{b}); err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+// New begins an object: Add its members, write their slot headers, then Write it. What is
+// deleted from now on is deleted in it, too.
+func (b *Bucket) New(digest [32]byte, hashLen uint8, epoch uint32) *packed.Footer {
+	f := &packed.Footer{Store: b.store, Digest: digest, HashLen: hashLen, Epoch: epoch, Stamp: b.clock.Next(time.Now())}
+	f.ID = newID()
+	return f
+}
+
+func newID() (id packed.ID) {
+	_, _ = rand.Read(id[:]) // does not fail
+	return id
+}
+
+// Write makes the object of a footer. parts are its members one behind the other: slot
+// header, payload. When it returns without an error the object is there, whole.
+func (b *Bucket) Write(ctx context.Context, f *packed.Footer, parts [][]byte) (packed.Name, error) {
+	name := packed.NameOf(b.cluster, f)
+	if len(parts) != 2*len(f.Members) {
+		return name, fmt.Errorf("write %s: %w: %d parts for %d blocks", name, block.ErrInvalid, len(parts), len(f.Members))
+	}
+	for i := range f.Members {
+		if len(parts[2*i]) != packed.HeaderBytes || len(parts[2*i+1]) != int(f.Members[i].Len) {
+			return name, fmt.Errorf("write %s: %w: block %d in parts of %d and %d bytes", name, block.ErrInvalid, i, len(parts[2*i]), len(parts[2*i+1]))
+		}
+	}
+	if err := b.service.Put(ctx, name.String(), append(slices.Clip(parts), f.Append(nil)), true); err != nil {
+		return name, fmt.Errorf("write %s: %w", name, err)
+	}
+	return name, nil
+}
+
+// Read reads one member, into memory for its slot header and its payload. Neither is
+// verified. xfer.ErrNotFound when the object is gone.
+func (b *Bucket) Read(ctx context.Context, n packed.Name, off int64, header, payload []byte) error {
+	if err := b.service.Get(ctx, n.String(), off, [][]byte{header, payload}); err != nil {
+		return fmt.Errorf("read %s at %d: %w", n, off, err)
+	}
+	return nil
+}
+
+// Remove removes objects.
+func (b *Bucket) Remove(ctx context.Context, names []packed.Name) error {
+	keys := make([]string, len(names))
+	for i, n := range names {
+		keys[i] = n.String()
+	}
+	if err := b.service.Delete(ctx, keys); err != nil {
+		return fmt.Errorf("remove %d objects: %w", len(keys), err)
+	}
+	return nil
+}
+
+// Stamp is when something is deleted that happens now: see packed.Deleted.
+func (b *Bucket) Stamp() uint64 { return b.clock.Next(time.Now()) }
+
+// Bury writes tombstones. When it returns without an error no import raises what they are
+// about.
+func (b *Bucket) Bury(ctx context.Context, deleted []packed.Deleted, cleared []packed.Cleared) error {
+	for len(deleted)+len(cleared) > 0 {
+		t := packed.Tombstones{ID: newID(), Store: b.store}
+		n := min(len(cleared), packed.MaxTombstones)
+		t.Cleared, cleared = cleared[:n], cleared[n:]
+		n = min(len(deleted), packed.MaxTombstones-n)
+		t.Deleted, deleted = deleted[:n], deleted[n:]
+		key := packed.TombstonesKey(b.cluster, b.Stamp(), t.ID)
+		if err := b.service.Put(ctx, key, [][]byte{t.Append(nil)}, true); err != nil {
+			return fmt.Errorf("write tombstones: %w", err)
+		}
+	}
+	return nil
+}
+
+// Describe records what a namespace's digest stands for, unless that is recorded.
+func (b *Bucket) Describe(ctx context.Context, n *packed.Namespace) error {
+	err := b.service.Put(ctx, packed.NamespaceKey(b.cluster, n.Desc.Digest()), [][]byte{n.Encode()}, true)
+	if err != nil && !errors.Is(err, ErrExists) {
+		return fmt.Errorf("record namespace %q: %w", n.Desc.Name, err)
+	}
+	return nil
+}
+
+// Namespace reads what Describe recorded. xfer.ErrNotFound.
+func (b *Bucket) Namespace(ctx context.Context, digest [32]byte) (packed.Namespace, error) {
+	have, err := readRecord(ctx, b.service, packed.NamespaceKey(b.cluster, digest))
+	if err == nil {
+		var n packed.Namespace
+		if n, err = packed.DecodeNamespace(have, digest); err == nil {
+			return n, nil
+		}
+	}
+	return packed.Namespace{}, fmt.Errorf("namespace %x: %w", digest[:8], err)
+}
+
+// Found is an object that an import met.
+type Found struct {
+	Name   packed.Name
+	Bytes  int64
+	Footer *packed.Footer // nil with Err
+	Dead   []bool         // of each member: it was deleted since, or its time has passed
+	Err    error          // index.ErrVersion or block.ErrCorrupt: it is left as it is
+}
+
+// Import lists what is in the bucket. It fails when the tombstones cannot all be read,
+// also when a newer program wrote some: it might raise the dead. An object that cannot be
+// used is told to fn with its Err, one that vanishes meanwhile is not. What other stores
+// delete while it runs it may not know.
+func (b *Bucket) Import(ctx context.Context, fn func(*Found) error) error {
+	var graves packed.Graves
+	err := b.each(ctx, packed.AllTombstones(b.cluster), func(o Object) error {
+		_, stamp, _, err := packed.ParseTombstonesKey(o.Key)
+		if err != nil {
+			return err
+		}
+		whole, err := readWhole(ctx, b.service, o, packed.MaxTombstonesBytes)
+		if err != nil {
+			return err
+		}
+		t, err := packed.DecodeTombstones(whole)
+		if err != nil {
+			return fmt.Errorf("object %q: %w", o.Key, err)
+		}
+		b.clock.See(stamp)
+		graves.Add(t)
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("import from %s: %w", b.service, err)
+	}
+	now := time.Now().Unix()
+	err = b.each(ctx, packed.Blocks(b.cluster), func(o Object) error {
+		name, err := packed.ParseName(o.Key)
+		if err != nil {
+			return nil // somebody else's
+		}
+		found := &Found{Name: name, Bytes: o.Bytes}
+		found.Footer, found.Err = b.footer(ctx, o, name)
+		switch {
+		case errors.Is(found.Err, xfer.ErrNotFound):
+			return nil
+		case found.Err == nil:
+			b.clock.See(found.Footer.Stamp)
+			found.Dead = make([]bool, len(found.Footer.Members))
+			for i := range found.Dead {
+				e := found.Footer.Members[i].Expires
+				found.Dead[i] = e != 0 && e <= now || graves.Dead(found.Footer, i)
+			}
+		case !errors.Is(found.Err, index.ErrVersion) && !errors.Is(found.Err, block.ErrCorrupt):
+			return found.Err
+		}
+		return fn(found)
+	})
+	if err != nil {
+		return fmt.Errorf("import from %s: %w", b.service, err)
+	}
+	return nil
+}
+
+// footer reads an object's footer, in one request as a rule.
+func (b *Bucket) footer(ctx context.Context, o Object, name packed.Name) (*packed.Footer, error) {
+	tail := make([]byte, min(o.Bytes, packed.TailBytes))
+	if err := b.service.Get(ctx, o.Key, o.Bytes-int64(len(tail)), [][]byte{tail}); err != nil {
+		return nil, err
+	}
+	n, err := packed.FooterBytes(tail, o.Bytes)
+	if err == nil && n > int64(len(tail)) {
+		front := make([]byte, n-int64(len(tail)))
+		if err := b.service.Get(ctx, o.Key, o.Bytes-n, [][]byte{front}); err != nil {
+			return nil, err
+		}
+		tail = append(front, tail...)
+	}
+	var f *packed.Footer
+	if err == nil {
+		f, err = packed.DecodeFooter(tail, o.Bytes)
+	}
+	if err == nil && packed.NameOf(b.cluster, f) != name {
+		err = fmt.Errorf("%w: it is that of %s", block.ErrCorrupt, packed.NameOf(b.cluster, f))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("object %q: %w", o.Key, err)
+	}
+	return f, nil
+}
+
+func (b *Bucket) each(ctx context.Context, prefix string, fn func(Object) error) error {
+	for cursor := ""; ; {
+		objects, next, err := b.service.List(ctx, prefix, cursor)
+		if err != nil {
+			return err
+		}
+		for _, o := range objects {
+			if err := fn(o); err != nil {
+				return err
+			}
+		}
+		if cursor = next; cursor == "" {
+			return nil
+		}
+	}
+}
