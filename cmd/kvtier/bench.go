@@ -44,6 +44,7 @@ func benchTargets() []benchTarget {
 		{name: "shm", run: benchSHM},
 		{name: "store", run: benchSessions},
 		{name: "attach", run: benchAttach, needs: needPython},
+		{name: "object", run: benchObject, needs: needObject},
 		{name: "restart", run: benchRestart},
 	}
 }
@@ -63,6 +64,7 @@ type benchScale struct {
 	tableBlocks    int // blocks among which match and grpc look up
 	lookups        int // of 256 keys in a pass of match
 	calls          int // in a pass of grpc
+	objects        int // of a pass of object
 	policyBlocks   int // of the tier of policy
 	restartBlocks  int // blocks that restart recovers
 	restartDRAM    string
@@ -75,6 +77,7 @@ func fullScale(pairs int) benchScale {
 		payload: 1 << 20, blocks: 256,
 		records:     50_000,
 		tableBlocks: 1_000_000, lookups: 1000, calls: 500,
+		objects:       32,
 		policyBlocks:  200_000,
 		restartBlocks: 1_000_000, restartDRAM: "1GiB",
 	}
@@ -84,6 +87,7 @@ func newBenchCmd() *cobra.Command {
 	var (
 		asJSON bool
 		dir    string
+		object string
 		python string
 		pairs  int
 	)
@@ -144,6 +148,10 @@ Targets: ` + strings.Join(names, " ") + `, or all.
   attach.match_lease.256   a match of 256 keys with a lease, median call; a call of the same
                            client with the same bytes to a server that only answers, plus
                            a match with lease in this process
+  object.put.d8            objects of 8 MiB, packed of blocks of 64 KiB, 8 at a time, to the
+  object.get.d8            bucket that --object names and back, headers and checksums
+                           verified; the SDK alone, objects of the same size
+  object.requests_per_block  requests of the service per block of these; one object a block
   restart.1M               kvtier serve is killed by SIGKILL when it has 1 M durable
                            blocks of 4 KiB; from its next start to "ready"
   memory.resident          by target restart: what the daemon's memory grows by per
@@ -151,7 +159,8 @@ Targets: ` + strings.Join(names, " ") + `, or all.
 
 Target attach needs Python with the packages kvtier and xxhash: python3, or what
 --python names, with PYTHONPATH as it is. It tells what is missing before anything is
-measured, also where target is all.
+measured, also where target is all. Target object needs --object, and is not one of all
+without it. It makes and removes a prefix of its own below the one that is given.
 
 Targets tcp, shm, store and attach run a second process. Shared memory needs huge pages to
 be measured at its best: as root, bench sets aside as many as it needs and gives
@@ -168,11 +177,11 @@ policy keeps of as many blocks, which is measured apart.`,
 			if pairs < minPairs {
 				return usageErrorf("--pairs %d: want at least %d", pairs, minPairs)
 			}
-			targets, err := chooseTargets(args)
+			targets, err := chooseTargets(args, object != "")
 			if err != nil {
 				return err
 			}
-			rows, err := runBench(c.Context(), targets, dir, python, fullScale(pairs), c.ErrOrStderr())
+			rows, err := runBench(c.Context(), targets, dir, python, object, fullScale(pairs), c.ErrOrStderr())
 			if err != nil {
 				return err
 			}
@@ -186,12 +195,14 @@ policy keeps of as many blocks, which is measured apart.`,
 	f.BoolVar(&asJSON, "json", false, "print an array of objects")
 	f.StringVar(&dir, "dir", "", "`directory` on the disk to measure, where a directory is made for the time being (default: the user's cache directory)")
 	f.StringVar(&python, "python", "python3", "`program` that runs the worker of target attach, with the packages kvtier and xxhash")
+	f.StringVar(&object, "object", "", "`URL` of the bucket of target object: s3://BUCKET/PREFIX?endpoint=URL&path_style=true&region=R")
 	f.IntVar(&pairs, "pairs", minPairs, "how many times figure and limit are taken")
 	return c
 }
 
-// chooseTargets finds the targets that are named, in the order in which they run.
-func chooseTargets(args []string) ([]benchTarget, error) {
+// chooseTargets finds the targets that are named, in the order in which they run. Without
+// a bucket, all is all but object.
+func chooseTargets(args []string, bucket bool) ([]benchTarget, error) {
 	all := benchTargets()
 	for _, a := range args {
 		if a != allTargets && !slices.ContainsFunc(all, func(t benchTarget) bool { return t.name == a }) {
@@ -202,10 +213,10 @@ func chooseTargets(args []string) ([]benchTarget, error) {
 			return nil, usageErrorf("target %q: want %s or %s", a, strings.Join(names, ", "), allTargets)
 		}
 	}
-	if slices.Contains(args, allTargets) {
-		return all, nil
-	}
-	return slices.DeleteFunc(all, func(t benchTarget) bool { return !slices.Contains(args, t.name) }), nil
+	every := slices.Contains(args, allTargets)
+	return slices.DeleteFunc(all, func(t benchTarget) bool {
+		return !slices.Contains(args, t.name) && (!every || t.name == "object" && !bucket)
+	}), nil
 }
 
 // bench is one run of the command.
@@ -213,6 +224,7 @@ type bench struct {
 	benchScale
 	dir     string // its own
 	python  string
+	object  string // URL of a bucket; empty: none
 	out     io.Writer
 	log     *slog.Logger
 	rows    []benchRow
@@ -221,11 +233,11 @@ type bench struct {
 }
 
 // runBench measures targets in a directory of its own under dir.
-func runBench(ctx context.Context, targets []benchTarget, dir, python string, scale benchScale, stderr io.Writer) (rows []benchRow, err error) {
+func runBench(ctx context.Context, targets []benchTarget, dir, python, object string, scale benchScale, stderr io.Writer) (rows []benchRow, err error) {
 	if dir, err = benchDir(dir); err != nil {
 		return nil, err
 	}
-	b := &bench{benchScale: scale, dir: dir, python: python, out: stderr, log: newLogger(stderr, "warn", "text")}
+	b := &bench{benchScale: scale, dir: dir, python: python, object: object, out: stderr, log: newLogger(stderr, "warn", "text")}
 	defer func() {
 		err = errors.Join(err, b.closers.close(), os.RemoveAll(b.dir))
 	}()

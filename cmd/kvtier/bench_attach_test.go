@@ -40,12 +40,12 @@ func testPython(t *testing.T) string {
 func TestBenchAttach(t *testing.T) {
 	python := testPython(t)
 	t.Setenv(asProgram, "1") // for the daemon
-	targets, err := chooseTargets([]string{"attach"})
+	targets, err := chooseTargets([]string{"attach"}, false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	rows, err := runBench(t.Context(), targets, dir, python, tinyScale(), &bytes.Buffer{})
+	rows, err := runBench(t.Context(), targets, dir, python, "", tinyScale(), &bytes.Buffer{})
 	if err != nil {
 		t.Fatal(err)
 	}

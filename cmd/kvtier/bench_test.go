@@ -10,6 +10,9 @@ import (
 	"strings"
 	"testing"
 	"testing/fstest"
+
+	"github.com/kvtier/kvtier/backends/s3"
+	realservers "github.com/kvtier/kvtier/internal/servers"
 )
 
 // asProgram makes the test binary behave as kvtier, for tests that start it as
@@ -29,7 +32,7 @@ func tinyScale() benchScale {
 		pairs: 1, payload: 64 << 10, blocks: 8, records: 2500,
 		tableBlocks: 1500, lookups: 2, calls: 3,
 		restartBlocks: 300, restartDRAM: "32MiB",
-		policyBlocks: 2000,
+		policyBlocks: 2000, objects: 2,
 	}
 }
 
@@ -50,6 +53,11 @@ func TestBenchRows(t *testing.T) {
 			{"nvme.put_durable.1MiB.d8", "GB/s", true},
 			{"nvme.read.1MiB.d1", "GB/s", true},
 			{"nvme.read.1MiB.d8", "GB/s", true},
+		},
+		"object": {
+			{"object.put.d8", "GB/s", true},
+			{"object.get.d8", "GB/s", true},
+			{"object.requests_per_block", "requests", true},
 		},
 		"catalog": {{"catalog.insert", "k/s", true}},
 		"match":   {{"match.inproc.256", "ns", false}},
@@ -108,12 +116,20 @@ func TestBenchRows(t *testing.T) {
 		},
 	} {
 		t.Run(target, func(t *testing.T) {
-			targets, err := chooseTargets([]string{target})
+			targets, err := chooseTargets([]string{target}, false)
 			if err != nil {
 				t.Fatal(err)
 			}
+			bucket := ""
+			if target == "object" {
+				server := realservers.StartVersityGW(t)
+				server.Bucket(t, "bench")
+				server.Login(t)
+				bucket = "s3://bench/of?path_style=true&region=us-east-1&endpoint=" + server.Endpoint
+				defer wantEmpty(t, bucket)
+			}
 			dir := t.TempDir()
-			rows, err := runBench(t.Context(), targets, dir, "", tinyScale(), &bytes.Buffer{})
+			rows, err := runBench(t.Context(), targets, dir, "", bucket, tinyScale(), &bytes.Buffer{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -151,6 +167,21 @@ func TestBenchRows(t *testing.T) {
 	}
 }
 
+// wantEmpty looks whether nothing is left in a bucket.
+func wantEmpty(t *testing.T, url string) {
+	t.Helper()
+	b, err := s3.New(t.Context(), &s3.Options{URL: url})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if page, err := b.List(t.Context(), "", "", 0); err != nil || len(page.Objects) > 0 {
+		t.Errorf("left in the bucket: %+v, %v", page.Objects, err)
+	}
+	if err := b.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestBenchCleansUpWhenItIsInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	interrupt := benchTarget{name: "interrupt", run: func(ctx context.Context, b *bench) error {
@@ -161,7 +192,7 @@ func TestBenchCleansUpWhenItIsInterrupted(t *testing.T) {
 		return b.compare(ctx, "x", "s", 1, func(context.Context) (float64, error) { return 1, nil }, nil)
 	}}
 	dir := t.TempDir()
-	if rows, err := runBench(ctx, []benchTarget{interrupt}, dir, "", tinyScale(), &bytes.Buffer{}); err == nil {
+	if rows, err := runBench(ctx, []benchTarget{interrupt}, dir, "", "", tinyScale(), &bytes.Buffer{}); err == nil {
 		t.Errorf("no error, rows %v", rows)
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
@@ -199,19 +230,24 @@ func TestBenchArguments(t *testing.T) {
 		want string
 	}{
 		{[]string{"bench"}, "requires at least 1 arg"},
-		{[]string{"bench", "disk"}, `target "disk": want dram, nvme, catalog, match, grpc, policy, tcp, shm, store, attach, restart or all`},
+		{[]string{"bench", "disk"}, `target "disk": want dram, nvme, catalog, match, grpc, policy, tcp, shm, store, attach, object, restart or all`},
 		{[]string{"bench", "dram", "--pairs", "6"}, "--pairs 6: want at least 7"},
+		{[]string{"bench", "object"}, "want --object"},
 	} {
 		var stdout, stderr bytes.Buffer
 		if code := run(t.Context(), tt.args, nil, &stdout, &stderr); code != exitUsage || !strings.Contains(stderr.String(), tt.want) {
 			t.Errorf("%v: exit %d, %s, want %q", tt.args, code, stderr.String(), tt.want)
 		}
 	}
-	all, err := chooseTargets([]string{"grpc", "all"})
+	all, err := chooseTargets([]string{"grpc", "all"}, true)
 	if err != nil || len(all) != len(benchTargets()) {
 		t.Errorf("all: %d targets, %v", len(all), err)
 	}
-	some, err := chooseTargets([]string{"grpc", "dram", "grpc"})
+	all, err = chooseTargets([]string{"all"}, false)
+	if err != nil || len(all) != len(benchTargets())-1 || slices.ContainsFunc(all, func(t benchTarget) bool { return t.name == "object" }) {
+		t.Errorf("all without a bucket: %d targets, %v", len(all), err)
+	}
+	some, err := chooseTargets([]string{"grpc", "dram", "grpc"}, false)
 	if err != nil || len(some) != 2 || some[0].name != "dram" {
 		t.Errorf("two: %d targets, %v", len(some), err)
 	}

@@ -147,10 +147,11 @@ func (b *Bucket) Write(ctx context.Context, f *packed.Footer, parts [][]byte) (p
 	return name, nil
 }
 
-// Read reads one member, into memory for its slot header and its payload. Neither is
+// Read reads from an object what begins at off, into parts one behind the other: of a
+// member its slot header and its payload, and those of the members behind it. Nothing is
 // verified. xfer.ErrNotFound when the object is gone.
-func (b *Bucket) Read(ctx context.Context, n packed.Name, off int64, header, payload []byte) error {
-	if err := b.service.Get(ctx, n.String(), off, [][]byte{header, payload}); err != nil {
+func (b *Bucket) Read(ctx context.Context, n packed.Name, off int64, parts [][]byte) error {
+	if err := b.service.Get(ctx, n.String(), off, parts); err != nil {
 		return fmt.Errorf("read %s at %d: %w", n, off, err)
 	}
 	return nil

@@ -125,7 +125,7 @@ func imported(t *testing.T, b *Bucket) (alive string, failed map[packed.Name]err
 			}
 			found[m.Hash[0]]++
 			header, payload := make([]byte, packed.HeaderBytes), make([]byte, m.Len)
-			if err := b.Read(t.Context(), o.Name, m.Offset, header, payload); err != nil {
+			if err := b.Read(t.Context(), o.Name, m.Offset, [][]byte{header, payload}); err != nil {
 				return err
 			}
 			if h, p := contents(m.Hash[0]); !bytes.Equal(header, h) || !bytes.Equal(payload, p) {
@@ -232,7 +232,7 @@ func TestImport(t *testing.T) {
 	if err := other.Remove(t.Context(), []packed.Name{last}); err != nil {
 		t.Fatal(err)
 	}
-	if err := other.Read(t.Context(), last, 0, make([]byte, packed.HeaderBytes), make([]byte, 10)); !errors.Is(err, xfer.ErrNotFound) {
+	if err := other.Read(t.Context(), last, 0, [][]byte{make([]byte, 10)}); !errors.Is(err, xfer.ErrNotFound) {
 		t.Errorf("a removed object: %v", err)
 	}
 	step("removed", "1 2 3")
