@@ -84,7 +84,7 @@ func conversations(blocks int) (*sim.Workload, error) {
 			fresh++
 		}
 		recent[i] = path
-		if err := w.Add(path); err != nil {
+		if err := w.Add(path, false); err != nil {
 			return nil, err
 		}
 	}

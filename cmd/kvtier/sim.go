@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"slices"
 	"strconv"
@@ -30,7 +31,10 @@ type simFlags struct {
 	policy     string
 	compare    string
 	capacities capacityList
-	opts       sim.Options // all but the capacity
+	tiers      capacityList // none, or of DRAM and SSD
+	budget     float64      // SSD block writes for each block reference; 0: any number
+	full       int          // tokens of a full block; 0: all are taken as full
+	opts       sim.Options  // all but the capacity
 	limit      int
 	asJSON     bool
 	csv, plot  string
@@ -55,17 +59,27 @@ rate of each policy at each capacity, and how many percent of belady's it is. --
 prints an array then. --compare replays at ` + sweep + ` if no
 --capacity is given. --csv and --plot write the same to files.
 
+With --tiers there are two, of the same policy: what leaves DRAM is written to SSD unless
+it is there, what is hit on SSD comes up and keeps its copy, and what DRAM has no room
+for is written to SSD at once. ssd_writes_per_hit is the blocks written to SSD over the
+prefix hit blocks of both. Of what --block-tokens shows to be a partial last block of a
+prompt, nothing is written. belady has one tier of both sizes together.
+
 With --high and --low, shares of the capacity, the tier is emptied down to the low
 watermark whenever a request leaves it above the high one, as the store does.`,
 		Example: `  kvtier sim conversation.jsonl.gz --policy switch --capacity 5%
   kvtier sim conversation.jsonl.gz --compare all --csv hits.csv --plot hits.svg
-  kvtier sim conversation.jsonl.gz --compare lru-leaf,switch,belady --capacity 1000,2000,4000`,
+  kvtier sim conversation.jsonl.gz --compare lru-leaf,switch,belady --capacity 1000,2000,4000
+  kvtier sim conversation.jsonl.gz --policy switch --tiers 5%,30% --write-budget 0.2`,
 		Args: cobra.ExactArgs(1),
 	}
 	fs := c.Flags()
 	fs.StringVar(&f.policy, "policy", "lru-leaf", "eviction policy: "+strings.Join(simPolicies(), ", "))
 	fs.StringVar(&f.compare, "compare", "", "several policies, separated by commas, or all; excludes --policy")
 	fs.Var(&f.capacities, "capacity", "size of the tier: a number of blocks, or P% of the unique blocks of the requests replayed; several are separated by commas")
+	fs.Var(&f.tiers, "tiers", "sizes of DRAM and SSD, separated by a comma, each as of --capacity; excludes it")
+	fs.Float64Var(&f.budget, "write-budget", 0, "with --tiers, blocks that may be written to SSD for each block reference, paid from a bucket; 0 is any number")
+	fs.IntVar(&f.full, "block-tokens", 0, "with --tiers, tokens of a full block: the last block of a shorter prompt is partial; 0 takes all as full")
 	shareVar(fs, &f.opts.High, "high", 0, "high watermark, a share of the capacity; 0 evicts one for one when full")
 	shareVar(fs, &f.opts.Low, "low", 0, "low watermark, a share of the capacity")
 	fs.IntVar(&f.limit, "limit", 0, "replay only the first so many requests; 0 replays all")
@@ -73,7 +87,11 @@ watermark whenever a request leaves it above the high one, as the store does.`,
 	fs.StringVar(&f.csv, "csv", "", "`file` to write a line to for each policy and capacity")
 	fs.StringVar(&f.plot, "plot", "", "`file` to draw the hit rates over the capacity in, as SVG")
 	c.RunE = func(c *cobra.Command, args []string) error {
-		if f.compare != "" && !c.Flags().Changed("capacity") {
+		sized := c.Flags().Changed("capacity")
+		if sized && f.tiers != nil {
+			return usageErrorf("--tiers and --capacity exclude each other")
+		}
+		if f.compare != "" && !sized {
 			if err := f.capacities.Set(sweep); err != nil {
 				return err
 			}
@@ -99,6 +117,9 @@ func (f *simFlags) check(chosen bool) (names []string, err error) {
 	if f.plot != "" && !strings.HasSuffix(f.plot, ".svg") {
 		return nil, usageErrorf("--plot %q: want a name that ends in .svg", f.plot)
 	}
+	if err := f.checkTiers(); err != nil {
+		return nil, err
+	}
 	flag := "--policy"
 	switch {
 	case f.compare == "":
@@ -121,19 +142,45 @@ func (f *simFlags) check(chosen bool) (names []string, err error) {
 	return names, nil
 }
 
+// checkTiers says what is wrong with the flags for two tiers.
+func (f *simFlags) checkTiers() error {
+	switch {
+	case f.budget < 0 || math.IsNaN(f.budget) || math.IsInf(f.budget, 0):
+		return usageErrorf("--write-budget %v: want 0 (any number) or more", f.budget)
+	case f.full < 0:
+		return usageErrorf("--block-tokens %d: want 0 (all blocks are full) or more", f.full)
+	case f.tiers == nil && f.budget != 0:
+		return usageErrorf("--write-budget is for --tiers")
+	case f.tiers == nil && f.full != 0:
+		return usageErrorf("--block-tokens is for --tiers")
+	case f.tiers != nil && len(f.tiers) != 2:
+		return usageErrorf("--tiers %s: want two sizes, DRAM,SSD", f.tiers.String())
+	case f.tiers != nil && f.plot != "":
+		return usageErrorf("--plot draws over --capacity, and excludes --tiers")
+	}
+	return nil
+}
+
 // run loads the trace and replays it through each policy at each capacity.
 func (f *simFlags) run(ctx context.Context, path string, names []string, show *progress) (reports []simReport, err error) {
 	defer show.done()
-	w, err := loadWorkload(ctx, path, f.limit, show)
+	w, err := loadWorkload(ctx, path, f.limit, f.full, show)
 	if err != nil {
 		return nil, err
 	}
 	for _, name := range names {
+		if f.tiers != nil {
+			show.update(func() string { return fmt.Sprintf("replaying through %s at %s", name, f.tiers.String()) })
+			r, err := f.simulateTiers(ctx, w, name)
+			if err != nil {
+				return nil, err
+			}
+			reports = append(reports, r)
+			continue
+		}
 		for _, capacity := range f.capacities {
 			show.update(func() string { return fmt.Sprintf("replaying through %s at %s", name, capacity.String()) })
-			o := f.opts
-			o.Capacity, o.Share = capacity.blocks, capacity.share
-			r, err := simulate(ctx, w, name, o)
+			r, err := simulate(ctx, w, name, f.sized(capacity))
 			if err != nil {
 				return nil, err
 			}
@@ -156,12 +203,64 @@ func simulate(ctx context.Context, w *sim.Workload, name string, o sim.Options) 
 		}
 		r, err = sim.Run(ctx, w, p, o)
 	}
-	if errors.Is(err, block.ErrInvalid) {
-		return simReport{}, usageErrorf("%w", err) // of the options, since the trace is read
+	if err != nil {
+		return simReport{}, simError(err)
 	}
+	return report(name, r), nil
+}
+
+// simulateTiers replays through two tiers of one policy. The optimum has one of both
+// sizes together.
+func (f *simFlags) simulateTiers(ctx context.Context, w *sim.Workload, name string) (simReport, error) {
+	o := sim.TierOptions{DRAM: f.sized(f.tiers[0]), SSD: f.sized(f.tiers[1]), WriteBudget: f.budget}
+	if name == beladyName {
+		both, err := o.Together(w)
+		if err != nil {
+			return simReport{}, simError(err)
+		}
+		return simulate(ctx, w, name, both)
+	}
+	dram, err := policy.New(name)
 	if err != nil {
 		return simReport{}, err
 	}
+	ssd, err := policy.New(name)
+	if err != nil {
+		return simReport{}, err
+	}
+	t, err := sim.RunTiers(ctx, w, dram, ssd, o)
+	if err != nil {
+		return simReport{}, simError(err)
+	}
+	r := report(name, t.Result)
+	r.tierReport = &tierReport{
+		CapacityByTier: byTier{t.Capacities[0], t.Capacities[1]},
+		HitsByTier:     byTier{t.PrefixHits[0], t.PrefixHits[1]},
+		SSDWrites:      t.SSDWrites,
+	}
+	if hits := t.PrefixHits[0] + t.PrefixHits[1]; hits > 0 {
+		r.SSDWritesPerHit = float64(t.SSDWrites) / float64(hits)
+	}
+	return r, nil
+}
+
+// sized are the options of a tier of that size.
+func (f *simFlags) sized(capacity capacityValue) sim.Options {
+	o := f.opts
+	o.Capacity, o.Share = capacity.blocks, capacity.share
+	return o
+}
+
+// simError tells what is wrong with the options from what else can fail.
+func simError(err error) error {
+	if errors.Is(err, block.ErrInvalid) {
+		return usageErrorf("%w", err) // since the trace is read
+	}
+	return err
+}
+
+// report is what is printed of a replay.
+func report(name string, r sim.Result) simReport {
 	return simReport{
 		Policy:        name,
 		Requests:      r.Requests,
@@ -172,7 +271,7 @@ func simulate(ctx context.Context, w *sim.Workload, name string, o sim.Options) 
 		HitRate:       r.HitRate,
 		Evictions:     r.Evictions,
 		NsPerRef:      r.NsPerRef,
-	}, nil
+	}
 }
 
 // show prints the reports and writes the files that are wanted.
@@ -187,7 +286,7 @@ func (f *simFlags) show(out io.Writer, reports []simReport) error {
 			return fmt.Errorf("write --plot: %w", err)
 		}
 	}
-	one := f.compare == "" && len(f.capacities) == 1
+	one := f.compare == "" && (f.tiers != nil || len(f.capacities) == 1)
 	switch {
 	case one && f.asJSON:
 		return writeJSON(out, reports[0])
@@ -195,12 +294,15 @@ func (f *simFlags) show(out io.Writer, reports []simReport) error {
 		return reports[0].print(out)
 	case f.asJSON:
 		return writeJSON(out, reports)
+	case f.tiers != nil:
+		return printTiers(out, reports)
 	}
 	return printComparison(out, reports)
 }
 
-// loadWorkload reads the first limit requests of a trace, all when limit is 0.
-func loadWorkload(ctx context.Context, path string, limit int, show *progress) (*sim.Workload, error) {
+// loadWorkload reads the first limit requests of a trace, all when limit is 0. Last
+// blocks are partial that have fewer than full tokens.
+func loadWorkload(ctx context.Context, path string, limit, full int, show *progress) (*sim.Workload, error) {
 	r, err := trace.Open(path)
 	if err != nil {
 		return nil, err
@@ -218,7 +320,7 @@ func loadWorkload(ctx context.Context, path string, limit int, show *progress) (
 		if err != nil {
 			return nil, err
 		}
-		if err := w.Add(req.HashIDs); err != nil {
+		if err := w.Add(req.HashIDs, req.InputLength < full*len(req.HashIDs)); err != nil {
 			return nil, fmt.Errorf("load trace %s: %w", path, err)
 		}
 		show.update(func() string {

@@ -118,6 +118,17 @@ func TestSimErrors(t *testing.T) {
 		{"capacity 101 %", []string{"--capacity", "101%", good}, []string{"--capacity", `"101%"`}},
 		{"capacity NaN", []string{"--capacity", "NaN%", good}, []string{"--capacity", `"NaN%"`}},
 		{"capacity of no block", []string{"--capacity", "1%", good}, []string{"capacity share 0.01", "3 unique"}},
+		{"one tier of two", []string{"--tiers", "2", good}, []string{"--tiers 2", "DRAM,SSD"}},
+		{"three tiers", []string{"--tiers", "1,2,3", good}, []string{"--tiers 1,2,3", "DRAM,SSD"}},
+		{"tier of no block", []string{"--tiers", "1,1%", good}, []string{"SSD", "capacity share 0.01"}},
+		{"optimum of no block", []string{"--tiers", "1%,1", "--policy", "belady", good}, []string{"DRAM", "capacity share 0.01"}},
+		{"tiers and capacity", []string{"--tiers", "1,2", "--capacity", "1", good}, []string{"--tiers", "--capacity"}},
+		{"tiers drawn", []string{"--tiers", "1,2", "--plot", "p.svg", good}, []string{"--tiers", "--plot"}},
+		{"budget of one tier", []string{"--write-budget", "1", good}, []string{"--write-budget", "--tiers"}},
+		{"budget below 0", []string{"--write-budget", "-1", "--tiers", "1,2", good}, []string{"--write-budget -1"}},
+		{"budget NaN", []string{"--write-budget", "NaN", "--tiers", "1,2", good}, []string{"--write-budget NaN"}},
+		{"tokens of one tier", []string{"--block-tokens", "16", good}, []string{"--block-tokens", "--tiers"}},
+		{"tokens below 0", []string{"--block-tokens", "-1", "--tiers", "1,2", good}, []string{"--block-tokens -1"}},
 		{"limit", []string{"--limit", "-1", good}, []string{"--limit", "-1"}},
 		{"high alone", []string{"--high", "0.9", "--capacity", "2", good}, []string{"high 0.9", "low 0"}},
 		{"low above high", []string{"--high", "0.5", "--low", "0.6", "--capacity", "2", good}, []string{"high 0.5", "low 0.6"}},
@@ -153,6 +164,64 @@ func TestSimBelady(t *testing.T) {
 	// Of 2 and 4, which come again, one is kept beside 1.
 	if want := (simReport{Policy: "belady", Requests: 4, BlockRefs: 9, UniqueBlocks: 4, Capacity: 2, PrefixHitRate: 4. / 9, HitRate: 4. / 9, Evictions: 3}); got != want {
 		t.Errorf("got %+v, want %+v", got, want)
+	}
+}
+
+func TestSimTiers(t *testing.T) {
+	line := func(tokens int, ids string) string {
+		return strings.Replace(requestLine(ids), `"input_length":1,`, fmt.Sprintf(`"input_length":%d,`, tokens), 1)
+	}
+	// 3 finds no room in DRAM. 2 and 1 leave it for 4 and 5, and 3 leaves SSD for 1.
+	path := writeTrace(t, line(5, "1,2,3"), line(4, "4,5"), line(4, "1,2"))
+	csvPath := filepath.Join(t.TempDir(), "tiers.csv")
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{nil, `"prefix_hit_rate": 0.2857142857142857`},
+		{nil, `"hits_by_tier": {
+    "dram": 0,
+    "ssd": 2
+  }`},
+		{nil, `"ssd_writes": 3`},
+		{nil, `"ssd_writes_per_hit": 1.5`},
+		{nil, `"capacity": 4`},
+		{[]string{"--block-tokens", "2"}, `"ssd_writes": 2`},   // 3 is partial
+		{[]string{"--write-budget", "0.1"}, `"ssd_writes": 2`}, // of 2, and of 1 that it needs
+		{[]string{"--write-budget", "0.01"}, `"ssd_writes": 0`},
+	} {
+		out, err := runSimCmd(t, append(c.args, "--policy", "lru-leaf", "--tiers", "2,2", "--csv", csvPath, "--json", path)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(out, c.want) {
+			t.Errorf("sim %v lacks %s:\n%s", c.args, c.want, out)
+		}
+	}
+	out, err := runSimCmd(t, "--policy", "lru-leaf", "--tiers", "2,2", "--csv", csvPath, path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"prefix hits by tier  DRAM 0, SSD 2\n", "SSD writes           3, 1.500 a prefix hit\n"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("the output lacks %q:\n%s", want, out)
+		}
+	}
+	table, err := os.ReadFile(csvPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(string(table), "\n")
+	if !strings.HasSuffix(lines[0], ",dram_capacity,ssd_capacity,dram_hits,ssd_hits,ssd_writes") || !strings.HasSuffix(lines[1], ",2,2,0,2,3") {
+		t.Errorf("the table is\n%s", table)
+	}
+	out, err = runSimCmd(t, "--compare", "lru-leaf,belady", "--tiers", "2,2", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines = strings.Split(out, "\n")
+	if len(lines) != 6 || !strings.HasSuffix(lines[0], "; 4 in both tiers") || !slices.Equal(strings.Fields(lines[3]), []string{"lru-leaf", "0.2857", "(100.0)", "0.0000", "0.2857", "0.429", "1.500"}) || !slices.Equal(strings.Fields(lines[4]), []string{"belady", "0.2857", "(100.0)"}) {
+		t.Errorf("the table is\n%s", out)
 	}
 }
 

@@ -53,18 +53,26 @@ func Run(ctx context.Context, w *Workload, p policy.Policy, o Options) (Result, 
 	if err != nil {
 		return Result{}, err
 	}
-	c := newCache(w, p, capacity)
-	c.high, c.low = o.marks(capacity)
+	s := newStore(w)
+	s.addTier(upperTier, p, o, capacity)
 	begin := time.Now()
-	for i := range w.Requests() {
+	if err := s.replay(ctx); err != nil {
+		return Result{}, err
+	}
+	return w.result(capacity, s.upper.prefixHits, s.hits, s.upper.evictions, time.Since(begin)), nil
+}
+
+// replay replays all requests.
+func (s *store) replay(ctx context.Context) error {
+	for i := range s.w.Requests() {
 		if i%64 == 0 && ctx.Err() != nil {
-			return Result{}, fmt.Errorf("simulate: request %d: %w", i+1, ctx.Err())
+			return fmt.Errorf("simulate: request %d: %w", i+1, ctx.Err())
 		}
-		if err := c.request(w.path(i)); err != nil {
-			return Result{}, fmt.Errorf("simulate %s: request %d: %w", p.Name(), i+1, err)
+		if err := s.request(s.w.path(i)); err != nil {
+			return fmt.Errorf("simulate %s: request %d: %w", s.upper.p.Name(), i+1, err)
 		}
 	}
-	return w.result(capacity, c.prefixHits, c.hits, c.evictions, time.Since(begin)), nil
+	return nil
 }
 
 // result makes counts into rates.

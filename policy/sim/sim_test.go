@@ -16,7 +16,17 @@ import (
 	"github.com/kvtier/kvtier/policy/trace"
 )
 
+// The traces there are.
+const conversation, airline = "mooncake_conversation_h1.jsonl.gz", "agent_tau_airline.jsonl.gz"
+
+// load loads the first limit requests of a trace, all if 0.
 func load(t *testing.T, file string, limit int) *Workload {
+	t.Helper()
+	return loadFull(t, file, limit, 0)
+}
+
+// loadFull takes last blocks as partial that have fewer than full tokens.
+func loadFull(t *testing.T, file string, limit, full int) *Workload {
 	t.Helper()
 	r, err := trace.Open(filepath.Join("..", "trace", "testdata", file))
 	if err != nil {
@@ -32,7 +42,7 @@ func load(t *testing.T, file string, limit int) *Workload {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := w.Add(req.HashIDs); err != nil {
+		if err := w.Add(req.HashIDs, req.InputLength < full*len(req.HashIDs)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -69,7 +79,6 @@ func oracle(t *testing.T, w *Workload, capacity int) (prefixHits, hits int64) {
 // TestAnchors compares with published values of another simulator, and the
 // policies with what they must reach.
 func TestAnchors(t *testing.T) {
-	const conversation, airline = "mooncake_conversation_h1.jsonl.gz", "agent_tau_airline.jsonl.gz"
 	workloads := map[string]*Workload{conversation: load(t, conversation, 0), airline: load(t, airline, 0)}
 	for _, c := range []struct {
 		file     string
@@ -199,7 +208,7 @@ func randomWorkload(t *testing.T, rng *rand.Rand, blocks, requests int) *Workloa
 			path = append(path, uint64(b))
 		}
 		slices.Reverse(path)
-		if err := w.Add(path); err != nil {
+		if err := w.Add(path, false); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -279,7 +288,7 @@ func TestLRULeafByTheBook(t *testing.T) {
 }
 
 func TestBeladyWatermarks(t *testing.T) {
-	w := load(t, "mooncake_conversation_h1.jsonl.gz", 1000)
+	w := load(t, conversation, 1000)
 	marks := Options{Share: 0.1, High: 0.9, Low: 0.5}
 	best, err := Belady(context.Background(), w, marks)
 	if err != nil {
@@ -316,7 +325,7 @@ func TestPoliciesNeverBeatBelady(t *testing.T) {
 }
 
 func TestWatermarks(t *testing.T) {
-	w := load(t, "mooncake_conversation_h1.jsonl.gz", 2000)
+	w := load(t, conversation, 2000)
 	plain := run(t, w, "lru-leaf", Options{Share: 0.1})
 	full := run(t, w, "lru-leaf", Options{Share: 0.1, High: 1, Low: 1})
 	if full.PrefixHitRate != plain.PrefixHitRate || full.Evictions != plain.Evictions {
@@ -353,7 +362,7 @@ func TestSmallCases(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			w := NewWorkload()
 			for _, path := range c.paths {
-				if err := w.Add(path); err != nil {
+				if err := w.Add(path, false); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -370,7 +379,7 @@ func TestSmallCases(t *testing.T) {
 func TestOptions(t *testing.T) {
 	w := NewWorkload()
 	for id := range uint64(100) {
-		if err := w.Add([]uint64{id}); err != nil {
+		if err := w.Add([]uint64{id}, false); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -424,7 +433,7 @@ func TestBrokenPolicy(t *testing.T) {
 	}{{0, "not resident"}, {77, "not resident"}, {1, "children"}, {3, "pinned"}} {
 		w := NewWorkload()
 		for _, path := range [][]uint64{{1, 2}, {3}, {3, 4}} { // handles 1, 2 and 3
-			if err := w.Add(path); err != nil {
+			if err := w.Add(path, false); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -439,7 +448,7 @@ func TestCancel(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	w := NewWorkload()
-	if err := w.Add([]uint64{1}); err != nil {
+	if err := w.Add([]uint64{1}, false); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := Run(ctx, w, policy.NewLRULeaf(), Options{Capacity: 1}); !errors.Is(err, context.Canceled) {

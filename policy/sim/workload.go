@@ -13,16 +13,18 @@ type Workload struct {
 	refs   []uint32          // all paths behind each other, blocks numbered by first appearance
 	ends   []int             // by request, where its path ends in refs
 	prints []uint64          // by block, its fingerprint
+	tails  []bool            // by block: it is the last of a prompt, and not full
 	blocks map[uint64]uint32 // by hash id
 }
 
 // NewWorkload returns a workload without requests.
 func NewWorkload() *Workload { return &Workload{blocks: make(map[uint64]uint32)} }
 
-// Add appends one request: the hash ids of its blocks, root first. It fails with
-// block.ErrInvalid when there are more different blocks than handles.
-func (w *Workload) Add(path []uint64) error {
-	for _, id := range path {
+// Add appends one request: the hash ids of its blocks, root first, and whether the
+// last one is not full. It fails with block.ErrInvalid when there are more different
+// blocks than handles.
+func (w *Workload) Add(path []uint64, partial bool) error {
+	for i, id := range path {
 		b, known := w.blocks[id]
 		if !known {
 			if len(w.prints) >= math.MaxUint32 {
@@ -31,6 +33,7 @@ func (w *Workload) Add(path []uint64) error {
 			b = uint32(len(w.prints))
 			w.blocks[id] = b
 			w.prints = append(w.prints, fingerprint(id))
+			w.tails = append(w.tails, partial && i == len(path)-1)
 		}
 		w.refs = append(w.refs, b)
 	}
