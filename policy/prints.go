@@ -1,19 +1,17 @@
 package policy
 
-import (
-	"math/bits"
-
-	"github.com/kvtier/kvtier/index/block"
-)
+import "github.com/kvtier/kvtier/index/block"
 
 // prints is a map of fingerprints that gives each a dense handle: a hash table
-// with chains. It has 12 bytes an entry beside the value, and 2.9 to 3.6 for its
-// buckets, which grow in small steps so that chains are short all the time.
+// with chains that grows a bucket at a time, so that no call takes long (linear hashing,
+// Litwin 1980). It has 12 bytes an entry beside the value, and 3.2 for its buckets.
 type prints[T any] struct {
 	entries column[print[T]]
-	heads   []block.Handle // first entry of each bucket
-	last    block.Handle   // latest handle that was made
-	unused  block.Handle   // first of those given back, linked by chain
+	heads   column[block.Handle] // first entry of each bucket
+	buckets uint32               // 0 before the first entry, then more than mask
+	mask    uint32               // as many low bits as all buckets were split by
+	last    block.Handle         // latest handle that was made
+	unused  block.Handle         // first of those given back, linked by chain
 	count   int
 }
 
@@ -25,13 +23,18 @@ type print[T any] struct {
 	value     T
 }
 
-// minHeads is the least number of buckets.
-const minHeads = 64
+// minBuckets is the least number of buckets, a power of two.
+const minBuckets = 64
 
-func (s *prints[T]) bucket(hash uint64) *block.Handle {
-	// Fingerprints may be numbered densely, so their bits are mixed.
-	i, _ := bits.Mul64(hash*0x9e3779b97f4a7c15, uint64(len(s.heads)))
-	return &s.heads[i]
+// bucket is the number of a fingerprint's bucket.
+func (s *prints[T]) bucket(hash uint64) block.Handle {
+	// Fingerprints may differ in few bits only, so they are mixed.
+	hash = (hash ^ hash>>32) * 0x9e3779b97f4a7c15
+	i := uint32(hash>>32^hash>>48) & (2*s.mask + 1)
+	if i >= s.buckets {
+		i &= s.mask
+	}
+	return block.Handle(i)
 }
 
 // find returns the handle of a fingerprint, 0 when it is not there.
@@ -40,7 +43,7 @@ func (s *prints[T]) find(hash uint64) block.Handle {
 		return 0
 	}
 	high, low := uint32(hash>>32), uint32(hash)
-	for h := *s.bucket(hash); h != 0; {
+	for h := *s.heads.at(s.bucket(hash)); h != 0; {
 		e := s.entries.at(h)
 		if e.low == low && e.high == high {
 			return h
@@ -56,8 +59,12 @@ func (s *prints[T]) at(h block.Handle) *T { return &s.entries.at(h).value }
 // add gives a fingerprint a handle, and a value that is zero. One that is there
 // already gets another.
 func (s *prints[T]) add(hash uint64) block.Handle {
-	if 10*s.count >= 14*len(s.heads) {
-		s.spread(max(minHeads, len(s.heads)*5/4))
+	switch {
+	case s.buckets == 0:
+		s.heads.grow(0)
+		s.buckets, s.mask = minBuckets, minBuckets-1
+	case 4*s.count >= 5*int(s.buckets):
+		s.split()
 	}
 	h := s.unused
 	if h != 0 {
@@ -67,7 +74,7 @@ func (s *prints[T]) add(hash uint64) block.Handle {
 		h = s.last
 	}
 	s.count++
-	b := s.bucket(hash)
+	b := s.heads.at(s.bucket(hash))
 	*s.entries.grow(h) = print[T]{high: uint32(hash >> 32), low: uint32(hash), chain: *b}
 	*b = h
 	return h
@@ -82,7 +89,7 @@ func (s *prints[T]) hash(h block.Handle) uint64 {
 // remove takes the handle back.
 func (s *prints[T]) remove(h block.Handle) {
 	e := s.entries.at(h)
-	at := s.bucket(s.hash(h))
+	at := s.heads.at(s.bucket(s.hash(h)))
 	for *at != h {
 		at = &s.entries.at(*at).chain
 	}
@@ -91,17 +98,23 @@ func (s *prints[T]) remove(h block.Handle) {
 	s.count--
 }
 
-// spread distributes all entries over n buckets.
-func (s *prints[T]) spread(n int) {
-	old := s.heads
-	s.heads = make([]block.Handle, n)
-	for _, h := range old {
-		for h != 0 {
-			e := s.entries.at(h)
-			b := s.bucket(s.hash(h))
-			next := e.chain
-			e.chain, *b = *b, h
-			h = next
+// split adds a bucket, which takes its entries from the one whose number differs in the
+// highest bit.
+func (s *prints[T]) split() {
+	if s.buckets > 2*s.mask+1 {
+		s.mask = 2*s.mask + 1
+	}
+	more := block.Handle(s.buckets)
+	s.buckets++
+	to := s.heads.grow(more)
+	from := s.heads.at(more & block.Handle(s.mask))
+	for *from != 0 {
+		h := *from
+		e := s.entries.at(h)
+		if s.bucket(s.hash(h)) != more {
+			from = &e.chain
+			continue
 		}
+		*from, e.chain, *to = e.chain, *to, h
 	}
 }
