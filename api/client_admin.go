@@ -122,3 +122,28 @@ func (c *Client) StopScrub(ctx context.Context) (block.ScrubStatus, error) {
 	}
 	return scrubFromPB(r), nil
 }
+
+// Policies tells for each tier, nearest first, which policy decides what leaves it.
+func (c *Client) Policies(ctx context.Context) ([]block.TierPolicy, error) {
+	r, err := c.rpc.ListPolicies(ctx, &pb.ListPoliciesRequest{})
+	if err != nil {
+		return nil, c.fail("list policies", err)
+	}
+	out := make([]block.TierPolicy, len(r.GetTiers()))
+	for i, t := range r.GetTiers() {
+		out[i] = policyFromPB(t)
+	}
+	return out, nil
+}
+
+// SetPolicy changes the policy of a tier, NoTier for all, by name. It returns when
+// the new one has all blocks of the tier, in the order in which the old one would
+// have evicted them; when ctx ends before, that goes on in the server. What was set
+// lasts until it is set again or the store is opened anew. ErrInvalid lists the names
+// there are; ErrUnavailable when there is no such tier.
+func (c *Client) SetPolicy(ctx context.Context, tier block.TierID, name string) error {
+	if _, err := c.rpc.SetPolicy(ctx, &pb.SetPolicyRequest{Tier: pb.Tier(tier), Policy: name}); err != nil {
+		return c.fail("set policy", err)
+	}
+	return nil
+}

@@ -211,6 +211,14 @@ func scrubFromPB(s *pb.ScrubStatus) block.ScrubStatus {
 	}
 }
 
+func policyToPB(t block.TierPolicy) *pb.TierPolicy {
+	return &pb.TierPolicy{Tier: pb.Tier(t.Tier), Policy: t.Policy, Start: t.Start, Moving: t.Moving}
+}
+
+func policyFromPB(t *pb.TierPolicy) block.TierPolicy {
+	return block.TierPolicy{Tier: block.TierID(t.GetTier()), Policy: t.GetPolicy(), Start: t.GetStart(), Moving: t.GetMoving()}
+}
+
 func statsToPB(s block.Stats) *pb.StatsResponse {
 	out := &pb.StatsResponse{
 		UptimeMs: s.Uptime.Milliseconds(), Namespaces: s.Namespaces, Blocks: s.Blocks, Misses: s.Misses, Removed: s.Removed,
@@ -229,6 +237,7 @@ func statsToPB(s block.Stats) *pb.StatsResponse {
 			Tier: pb.Tier(t.Tier), Capacity: t.Capacity, Used: t.Used, Reserve: t.Reserve, Blocks: t.Blocks, Payload: t.Payload,
 			High: t.High, Low: t.Low, Evictions: t.Evictions, Dropped: t.Dropped, Reclaimed: t.Reclaimed,
 			BytesIn: t.BytesIn, BytesOut: t.BytesOut, Refused: t.Refused, Hits: t.Hits, QueueDrops: t.QueueDrops,
+			Policy: t.Policy,
 		}
 		for _, d := range t.Devices {
 			p.Devices = append(p.Devices, &pb.DeviceStats{
@@ -263,6 +272,7 @@ func statsFromPB(s *pb.StatsResponse) block.Stats {
 			Blocks: t.GetBlocks(), Payload: t.GetPayload(), High: t.GetHigh(), Low: t.GetLow(), Evictions: t.GetEvictions(),
 			Dropped: t.GetDropped(), Reclaimed: t.GetReclaimed(), BytesIn: t.GetBytesIn(), BytesOut: t.GetBytesOut(),
 			Refused: t.GetRefused(), Hits: t.GetHits(), QueueDrops: t.GetQueueDrops(),
+			Policy: t.GetPolicy(),
 		}
 		for _, d := range t.GetDevices() {
 			b.Devices = append(b.Devices, block.DeviceStats{

@@ -118,6 +118,12 @@ var accessCalls = []struct {
 	{"StartScrub", "RW", func(ctx context.Context, c pb.KvtierClient, _ uint32) error {
 		return not(codes.FailedPrecondition, second(c.StartScrub(ctx, &pb.StartScrubRequest{})))
 	}},
+	{"ListPolicies", "RW", func(ctx context.Context, c pb.KvtierClient, _ uint32) error {
+		return second(c.ListPolicies(ctx, &pb.ListPoliciesRequest{}))
+	}},
+	{"SetPolicy", "RW", func(ctx context.Context, c pb.KvtierClient, _ uint32) error {
+		return not(codes.InvalidArgument, second(c.SetPolicy(ctx, &pb.SetPolicyRequest{Policy: "x"})))
+	}},
 	{"StopScrub", "RW", func(ctx context.Context, c pb.KvtierClient, _ uint32) error {
 		return second(c.StopScrub(ctx, &pb.StopScrubRequest{}))
 	}},

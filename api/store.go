@@ -106,4 +106,12 @@ type Store interface {
 	// StopScrub ends a running scrub and returns when it has ended; without one it
 	// does nothing.
 	StopScrub()
+
+	// Policies tells for each tier, nearest first, which policy decides what leaves it.
+	Policies() []block.TierPolicy
+	// SetPolicy changes the policy of a tier, NoTier for all, by name. It returns when
+	// the new one has all blocks of the tier, in the order in which the old one would
+	// have evicted them; when ctx ends before, it goes on. ErrInvalid lists the names
+	// there are; ErrUnavailable when there is no such tier.
+	SetPolicy(ctx context.Context, tier block.TierID, name string) error
 }

@@ -23,9 +23,10 @@ const evictBytes = 32 << 20
 const evictPause = 100 * time.Millisecond
 
 type evictor struct {
-	s       *Store
-	t       *tier
-	p       policy.Policy
+	s *Store
+	t *tier
+	p policy.Policy
+	handover
 	spare   []policyEvent
 	victims []block.Handle
 }
@@ -43,6 +44,7 @@ func (v *evictor) run() {
 		}
 		v.drain()
 		v.evict()
+		v.handOver()
 		pause.Reset(evictPause)
 	}
 }
@@ -72,10 +74,16 @@ func (v *evictor) apply(ev policyEvent) {
 		v.insert(ev.h)
 	case evRemove:
 		v.p.Remove(ev.h, ev.why)
+		if v.old != nil {
+			v.old.Remove(ev.h, ev.why)
+		}
 	case evLeaf:
 		v.s.table.View(ev.h, func(e *index.Entry) { v.p.Leaf(ev.h, e.Kids[v.t.ix] == 0) })
 	case evHit:
 		v.p.Hit(ev.h)
+		if v.old != nil {
+			v.old.Hit(ev.h)
+		}
 	}
 }
 
@@ -119,7 +127,12 @@ func (v *evictor) evict() {
 // round evicts what the policy proposes and returns the bytes that came free.
 func (v *evictor) round(need int64) int64 {
 	v.victims = v.p.Victims(v.victims[:0], need, v.mayFollow)
-	return v.s.evict(v.t, v.victims)
+	freed := v.s.evict(v.t, v.victims)
+	if freed == 0 && v.old != nil {
+		v.victims = v.old.Victims(v.victims[:0], need, v.mayFollow)
+		freed = v.s.evict(v.t, v.victims)
+	}
+	return freed
 }
 
 // mayFollow is the store's say in what a policy proposes, which has children before

@@ -95,14 +95,13 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	})
 	s.commits.add(catalogOp{lifts: true, keep: true}) // after a stop in order there is nothing under them
 	var evictors []*evictor
-	for _, t := range []*tier{s.g2, s.g3} {
-		if t != nil {
-			p, err := o.Policy()
-			if err != nil {
-				return nil, fmt.Errorf("policy of %s: %w", t.id, err)
-			}
-			evictors = append(evictors, &evictor{s: s, t: t, p: p})
+	for _, t := range s.tiers() {
+		p, err := o.Policy(t.id)
+		if err != nil {
+			return nil, fmt.Errorf("policy of %s: %w", t.id, err)
 		}
+		t.mu.policy = policyState{name: p.Name(), start: p.Name()}
+		evictors = append(evictors, &evictor{s: s, t: t, p: p})
 	}
 	if err := s.recover(evictors[len(evictors)-1]); err != nil {
 		return nil, err

@@ -210,7 +210,7 @@ func TestOpenFails(t *testing.T) {
 			o.Agent = a
 		}},
 		{"Policy", errNoPolicy, func(_ *testing.T, o *tiers.Options) {
-			o.Policy = func() (policy.Policy, error) { return nil, errNoPolicy }
+			o.Policy = func(block.TierID) (policy.Policy, error) { return nil, errNoPolicy }
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

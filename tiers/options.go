@@ -33,8 +33,8 @@ type Options struct {
 	// High and Low are the watermarks of each tier, as shares of its capacity:
 	// the evictor starts above High and ends below Low.
 	High, Low float64
-	// Policy makes the eviction policy of one tier.
-	Policy func() (policy.Policy, error)
+	// Policy makes the eviction policy of a tier, with which it begins: see SetPolicy.
+	Policy func(block.TierID) (policy.Policy, error)
 	// Grace is how long a block that was just committed is kept from being
 	// dropped for good; moving it down is not dropping.
 	Grace time.Duration
@@ -72,7 +72,7 @@ func (o Options) withDefaults() Options {
 		o.High, o.Low = 0.98, 0.96
 	}
 	if o.Policy == nil {
-		o.Policy = func() (policy.Policy, error) { return policy.NewLRULeaf(), nil }
+		o.Policy = func(block.TierID) (policy.Policy, error) { return policy.NewLRULeaf(), nil }
 	}
 	if o.ReserveTTL == 0 {
 		o.ReserveTTL = 30 * time.Second

@@ -78,7 +78,7 @@ func TestPinnedCostNothing(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			var refused atomic.Int64
-			c.o.Policy = func() (policy.Policy, error) { return refusals{policy.NewLRULeaf(), &refused}, nil }
+			c.o.Policy = func(block.TierID) (policy.Policy, error) { return refusals{policy.NewLRULeaf(), &refused}, nil }
 			s := openStore(t, c.o)
 			ns := space(t, s, "s", 1<<20)
 			const size = 16<<10 - 512 // 16 KiB with its header

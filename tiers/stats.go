@@ -36,22 +36,22 @@ func (s *Store) Stats() block.Stats {
 	for _, n := range s.Namespaces() {
 		st.Blocks += n.Blocks
 	}
-	for _, t := range []*tier{s.g2, s.g3} {
-		if t != nil {
-			st.Tiers = append(st.Tiers, t.stats(s))
-		}
+	for _, t := range s.tiers() {
+		st.Tiers = append(st.Tiers, t.stats(s))
 	}
 	return st
 }
 
 func (t *tier) stats(s *Store) block.TierStats {
-	used := t.usedBytes()
+	t.mu.Lock()
+	used, policy := t.mu.used, t.mu.policy.name
+	t.mu.Unlock()
 	st := block.TierStats{
 		Tier: t.id, Capacity: t.capacity, Used: used, Reserve: t.capacity - used,
 		Blocks: t.blocks.Load(), Payload: t.payload.Load(), High: t.high, Low: t.low,
 		Evictions: t.evictions.Load(), Dropped: t.dropped.Load(), Reclaimed: t.reclaimed.Load(),
 		BytesIn: t.bytesIn.Load(), BytesOut: t.bytesOut.Load(), Refused: t.refused.Load(),
-		Hits: t.hits.Load(), QueueDrops: t.events.drops.Load(),
+		Hits: t.hits.Load(), QueueDrops: t.events.drops.Load(), Policy: policy,
 	}
 	for _, d := range t.devs {
 		st.Devices = append(st.Devices, d.stats(s))

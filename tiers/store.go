@@ -80,6 +80,14 @@ func (s *Store) tier(ix int) *tier {
 	return s.g3
 }
 
+// tiers are those that there are, nearest first.
+func (s *Store) tiers() []*tier {
+	if s.g3 == nil {
+		return []*tier{s.g2}
+	}
+	return []*tier{s.g2, s.g3}
+}
+
 // ---- put: reserve, fill, commit
 
 // Reserve takes room for a block; see api.Store.

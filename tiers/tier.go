@@ -30,8 +30,10 @@ type tier struct {
 		room   chan struct{} // closed, and made anew, whenever slots come free or a pass ends in vain
 		futile uint64        // passes of the evictor that could free nothing
 		ahead  int64         // bytes that the evictor makes room for below the watermarks; see makeRoom
+		policy policyState
 	}
-	kick   chan struct{} // wakes the evictor
+	kick   chan struct{}     // wakes the evictor
+	change chan policyChange // for the evictor
 	events policyQueue
 
 	blocks, payload                  atomic.Int64
@@ -69,7 +71,7 @@ var errNothingLeaves = fmt.Errorf("%w: nothing can be evicted now", block.ErrNoS
 const roomWait = time.Second
 
 func newTier(id block.TierID, devs []*device, o Options) *tier {
-	t := &tier{id: id, ix: index.TierIndex(id), devs: devs, kick: make(chan struct{}, 1)}
+	t := &tier{id: id, ix: index.TierIndex(id), devs: devs, kick: make(chan struct{}, 1), change: make(chan policyChange, 1)}
 	for _, d := range devs {
 		t.capacity += d.slots.Capacity()
 		t.mu.used += d.slots.Used()
@@ -287,11 +289,4 @@ func (t *tier) makeRoom(ctx context.Context, n int64) int64 {
 // slot is the memory of a slot of G2, header block included.
 func (t *tier) slot(p block.Place, n int64) []byte {
 	return t.devs[p.Device()].mem.Slice(p.Offset(), n)
-}
-
-// usedBytes is what slots take now.
-func (t *tier) usedBytes() int64 {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.mu.used
 }

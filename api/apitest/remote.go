@@ -250,6 +250,18 @@ func (r *remote) StopScrub() {
 	}
 }
 
+func (r *remote) Policies() []block.TierPolicy {
+	p, err := r.c.Policies(context.Background())
+	if err != nil {
+		r.t.Error(err)
+	}
+	return p
+}
+
+func (r *remote) SetPolicy(ctx context.Context, tier block.TierID, name string) error {
+	return r.c.SetPolicy(ctx, tier, name)
+}
+
 func (r *remote) putBlocks(ctx context.Context, ns block.NamespaceID, hashLen int, items []api.PutItem, o api.PutOptions) ([]api.PutResult, error) {
 	return r.c.Put(ctx, handle(ns, hashLen), items, o)
 }

@@ -93,6 +93,7 @@ var cases = []struct {
 	{"PinUnderPressure", testPinUnderPressure},
 	{"PinLimit", testPinLimit},
 	{"Scrub", testScrub},
+	{"Policies", testPolicies},
 	{"Stats", testStats},
 	{"StatsOfEvents", testStatsOfEvents},
 	{"StatsOfHealth", testStatsOfHealth},
@@ -114,6 +115,8 @@ type subject interface {
 	Unpin(ctx context.Context, ns block.NamespaceID, hashLen int, hashes []byte) (int, error)
 	StartScrub(o block.ScrubOptions) error
 	StopScrub()
+	Policies() []block.TierPolicy
+	SetPolicy(ctx context.Context, tier block.TierID, name string) error
 
 	putBlocks(ctx context.Context, ns block.NamespaceID, hashLen int, items []api.PutItem, o api.PutOptions) ([]api.PutResult, error)
 }

@@ -3658,6 +3658,7 @@ type TierStats struct {
 	Hits          int64                  `protobuf:"varint,15,opt,name=hits,proto3" json:"hits,omitempty"`
 	Devices       []*DeviceStats         `protobuf:"bytes,16,rep,name=devices,proto3" json:"devices,omitempty"`
 	QueueDrops    int64                  `protobuf:"varint,17,opt,name=queue_drops,json=queueDrops,proto3" json:"queue_drops,omitempty"` // hints to the policy that its queue had no room for
+	Policy        string                 `protobuf:"bytes,18,opt,name=policy,proto3" json:"policy,omitempty"`                            // that decides what leaves
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3809,6 +3810,13 @@ func (x *TierStats) GetQueueDrops() int64 {
 		return x.QueueDrops
 	}
 	return 0
+}
+
+func (x *TierStats) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
 }
 
 // PrefetchStats counts blocks of prefetches.
@@ -5267,6 +5275,247 @@ func (x *IdentityUsage) GetName() string {
 	return ""
 }
 
+// ListPoliciesRequest is empty.
+type ListPoliciesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPoliciesRequest) Reset() {
+	*x = ListPoliciesRequest{}
+	mi := &file_kvtier_proto_msgTypes[68]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPoliciesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPoliciesRequest) ProtoMessage() {}
+
+func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[68]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
+func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{68}
+}
+
+// TierPolicy is what decides which blocks leave a tier first.
+type TierPolicy struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tier          Tier                   `protobuf:"varint,1,opt,name=tier,proto3,enum=kvtier.v1.Tier" json:"tier,omitempty"`
+	Policy        string                 `protobuf:"bytes,2,opt,name=policy,proto3" json:"policy,omitempty"`
+	Start         string                 `protobuf:"bytes,3,opt,name=start,proto3" json:"start,omitempty"`    // the one that the store was opened with
+	Moving        int64                  `protobuf:"varint,4,opt,name=moving,proto3" json:"moving,omitempty"` // blocks that the policy before it still has, while it is being changed
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TierPolicy) Reset() {
+	*x = TierPolicy{}
+	mi := &file_kvtier_proto_msgTypes[69]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TierPolicy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TierPolicy) ProtoMessage() {}
+
+func (x *TierPolicy) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[69]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TierPolicy.ProtoReflect.Descriptor instead.
+func (*TierPolicy) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{69}
+}
+
+func (x *TierPolicy) GetTier() Tier {
+	if x != nil {
+		return x.Tier
+	}
+	return Tier_TIER_NONE
+}
+
+func (x *TierPolicy) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+func (x *TierPolicy) GetStart() string {
+	if x != nil {
+		return x.Start
+	}
+	return ""
+}
+
+func (x *TierPolicy) GetMoving() int64 {
+	if x != nil {
+		return x.Moving
+	}
+	return 0
+}
+
+// ListPoliciesResponse has one entry for each tier, nearest first.
+type ListPoliciesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tiers         []*TierPolicy          `protobuf:"bytes,1,rep,name=tiers,proto3" json:"tiers,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPoliciesResponse) Reset() {
+	*x = ListPoliciesResponse{}
+	mi := &file_kvtier_proto_msgTypes[70]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPoliciesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPoliciesResponse) ProtoMessage() {}
+
+func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[70]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
+func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{70}
+}
+
+func (x *ListPoliciesResponse) GetTiers() []*TierPolicy {
+	if x != nil {
+		return x.Tiers
+	}
+	return nil
+}
+
+// SetPolicyRequest names a policy.
+type SetPolicyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Tier          Tier                   `protobuf:"varint,1,opt,name=tier,proto3,enum=kvtier.v1.Tier" json:"tier,omitempty"` // NONE: all of the store's
+	Policy        string                 `protobuf:"bytes,2,opt,name=policy,proto3" json:"policy,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetPolicyRequest) Reset() {
+	*x = SetPolicyRequest{}
+	mi := &file_kvtier_proto_msgTypes[71]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetPolicyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetPolicyRequest) ProtoMessage() {}
+
+func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[71]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetPolicyRequest.ProtoReflect.Descriptor instead.
+func (*SetPolicyRequest) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{71}
+}
+
+func (x *SetPolicyRequest) GetTier() Tier {
+	if x != nil {
+		return x.Tier
+	}
+	return Tier_TIER_NONE
+}
+
+func (x *SetPolicyRequest) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+// SetPolicyResponse is empty.
+type SetPolicyResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetPolicyResponse) Reset() {
+	*x = SetPolicyResponse{}
+	mi := &file_kvtier_proto_msgTypes[72]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetPolicyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetPolicyResponse) ProtoMessage() {}
+
+func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[72]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetPolicyResponse.ProtoReflect.Descriptor instead.
+func (*SetPolicyResponse) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{72}
+}
+
 var File_kvtier_proto protoreflect.FileDescriptor
 
 const file_kvtier_proto_rawDesc = "" +
@@ -5503,7 +5752,7 @@ const file_kvtier_proto_rawDesc = "" +
 	"\x06reason\x18\t \x01(\tR\x06reason\x12\"\n" +
 	"\rsince_unix_ms\x18\n" +
 	" \x01(\x03R\vsinceUnixMs\x12\x16\n" +
-	"\x06errors\x18\v \x01(\x03R\x06errors\"\xe1\x03\n" +
+	"\x06errors\x18\v \x01(\x03R\x06errors\"\xf9\x03\n" +
 	"\tTierStats\x12#\n" +
 	"\x04tier\x18\x01 \x01(\x0e2\x0f.kvtier.v1.TierR\x04tier\x12\x1a\n" +
 	"\bcapacity\x18\x02 \x01(\x03R\bcapacity\x12\x12\n" +
@@ -5523,7 +5772,8 @@ const file_kvtier_proto_rawDesc = "" +
 	"\x04hits\x18\x0f \x01(\x03R\x04hits\x120\n" +
 	"\adevices\x18\x10 \x03(\v2\x16.kvtier.v1.DeviceStatsR\adevices\x12\x1f\n" +
 	"\vqueue_drops\x18\x11 \x01(\x03R\n" +
-	"queueDrops\"s\n" +
+	"queueDrops\x12\x16\n" +
+	"\x06policy\x18\x12 \x01(\tR\x06policy\"s\n" +
 	"\rPrefetchStats\x12\x16\n" +
 	"\x06queued\x18\x01 \x01(\x03R\x06queued\x12\x12\n" +
 	"\x04done\x18\x02 \x01(\x03R\x04done\x12\x18\n" +
@@ -5654,7 +5904,20 @@ const file_kvtier_proto_rawDesc = "" +
 	"\x06leases\x18\x04 \x01(\rR\x06leases\x12!\n" +
 	"\fleases_limit\x18\x05 \x01(\rR\vleasesLimit\x12%\n" +
 	"\x0eleases_refused\x18\x06 \x01(\x03R\rleasesRefused\x12\x12\n" +
-	"\x04name\x18\a \x01(\tR\x04name*I\n" +
+	"\x04name\x18\a \x01(\tR\x04name\"\x15\n" +
+	"\x13ListPoliciesRequest\"w\n" +
+	"\n" +
+	"TierPolicy\x12#\n" +
+	"\x04tier\x18\x01 \x01(\x0e2\x0f.kvtier.v1.TierR\x04tier\x12\x16\n" +
+	"\x06policy\x18\x02 \x01(\tR\x06policy\x12\x14\n" +
+	"\x05start\x18\x03 \x01(\tR\x05start\x12\x16\n" +
+	"\x06moving\x18\x04 \x01(\x03R\x06moving\"C\n" +
+	"\x14ListPoliciesResponse\x12+\n" +
+	"\x05tiers\x18\x01 \x03(\v2\x15.kvtier.v1.TierPolicyR\x05tiers\"O\n" +
+	"\x10SetPolicyRequest\x12#\n" +
+	"\x04tier\x18\x01 \x01(\x0e2\x0f.kvtier.v1.TierR\x04tier\x12\x16\n" +
+	"\x06policy\x18\x02 \x01(\tR\x06policy\"\x13\n" +
+	"\x11SetPolicyResponse*I\n" +
 	"\x04Tier\x12\r\n" +
 	"\tTIER_NONE\x10\x00\x12\v\n" +
 	"\aTIER_G1\x10\x01\x12\v\n" +
@@ -5714,7 +5977,7 @@ const file_kvtier_proto_rawDesc = "" +
 	"\x13SCRUB_STATE_RUNNING\x10\x01\x12\x17\n" +
 	"\x13SCRUB_STATE_STOPPED\x10\x02\x12\x14\n" +
 	"\x10SCRUB_STATE_DONE\x10\x03\x12\x16\n" +
-	"\x12SCRUB_STATE_FAILED\x10\x042\xf4\f\n" +
+	"\x12SCRUB_STATE_FAILED\x10\x042\x8d\x0e\n" +
 	"\x06Kvtier\x127\n" +
 	"\x04Ping\x12\x16.kvtier.v1.PingRequest\x1a\x17.kvtier.v1.PingResponse\x12F\n" +
 	"\rOpenNamespace\x12\x1f.kvtier.v1.OpenNamespaceRequest\x1a\x14.kvtier.v1.Namespace\x12D\n" +
@@ -5742,7 +6005,9 @@ const file_kvtier_proto_rawDesc = "" +
 	"\x05Unpin\x12\x17.kvtier.v1.UnpinRequest\x1a\x18.kvtier.v1.UnpinResponse\x12B\n" +
 	"\n" +
 	"StartScrub\x12\x1c.kvtier.v1.StartScrubRequest\x1a\x16.kvtier.v1.ScrubStatus\x12@\n" +
-	"\tStopScrub\x12\x1b.kvtier.v1.StopScrubRequest\x1a\x16.kvtier.v1.ScrubStatusB'Z%github.com/kvtier/kvtier/api/kvtierpbb\x06proto3"
+	"\tStopScrub\x12\x1b.kvtier.v1.StopScrubRequest\x1a\x16.kvtier.v1.ScrubStatus\x12O\n" +
+	"\fListPolicies\x12\x1e.kvtier.v1.ListPoliciesRequest\x1a\x1f.kvtier.v1.ListPoliciesResponse\x12F\n" +
+	"\tSetPolicy\x12\x1b.kvtier.v1.SetPolicyRequest\x1a\x1c.kvtier.v1.SetPolicyResponseB'Z%github.com/kvtier/kvtier/api/kvtierpbb\x06proto3"
 
 var (
 	file_kvtier_proto_rawDescOnce sync.Once
@@ -5757,7 +6022,7 @@ func file_kvtier_proto_rawDescGZIP() []byte {
 }
 
 var file_kvtier_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_kvtier_proto_msgTypes = make([]protoimpl.MessageInfo, 70)
+var file_kvtier_proto_msgTypes = make([]protoimpl.MessageInfo, 75)
 var file_kvtier_proto_goTypes = []any{
 	(Tier)(0),                      // 0: kvtier.v1.Tier
 	(MissReason)(0),                // 1: kvtier.v1.MissReason
@@ -5834,8 +6099,13 @@ var file_kvtier_proto_goTypes = []any{
 	(*ListSessionsResponse)(nil),   // 72: kvtier.v1.ListSessionsResponse
 	(*SessionInfo)(nil),            // 73: kvtier.v1.SessionInfo
 	(*IdentityUsage)(nil),          // 74: kvtier.v1.IdentityUsage
-	nil,                            // 75: kvtier.v1.StatsResponse.MissesEntry
-	nil,                            // 76: kvtier.v1.StatsResponse.RemovedEntry
+	(*ListPoliciesRequest)(nil),    // 75: kvtier.v1.ListPoliciesRequest
+	(*TierPolicy)(nil),             // 76: kvtier.v1.TierPolicy
+	(*ListPoliciesResponse)(nil),   // 77: kvtier.v1.ListPoliciesResponse
+	(*SetPolicyRequest)(nil),       // 78: kvtier.v1.SetPolicyRequest
+	(*SetPolicyResponse)(nil),      // 79: kvtier.v1.SetPolicyResponse
+	nil,                            // 80: kvtier.v1.StatsResponse.MissesEntry
+	nil,                            // 81: kvtier.v1.StatsResponse.RemovedEntry
 }
 var file_kvtier_proto_depIdxs = []int32{
 	2,  // 0: kvtier.v1.Failure.cause:type_name -> kvtier.v1.Cause
@@ -5870,8 +6140,8 @@ var file_kvtier_proto_depIdxs = []int32{
 	0,  // 29: kvtier.v1.TierStats.tier:type_name -> kvtier.v1.Tier
 	55, // 30: kvtier.v1.TierStats.devices:type_name -> kvtier.v1.DeviceStats
 	56, // 31: kvtier.v1.StatsResponse.tiers:type_name -> kvtier.v1.TierStats
-	75, // 32: kvtier.v1.StatsResponse.misses:type_name -> kvtier.v1.StatsResponse.MissesEntry
-	76, // 33: kvtier.v1.StatsResponse.removed:type_name -> kvtier.v1.StatsResponse.RemovedEntry
+	80, // 32: kvtier.v1.StatsResponse.misses:type_name -> kvtier.v1.StatsResponse.MissesEntry
+	81, // 33: kvtier.v1.StatsResponse.removed:type_name -> kvtier.v1.StatsResponse.RemovedEntry
 	57, // 34: kvtier.v1.StatsResponse.prefetch:type_name -> kvtier.v1.PrefetchStats
 	70, // 35: kvtier.v1.StatsResponse.scrub:type_name -> kvtier.v1.ScrubStatus
 	58, // 36: kvtier.v1.StatsResponse.catalog:type_name -> kvtier.v1.CatalogStats
@@ -5884,61 +6154,68 @@ var file_kvtier_proto_depIdxs = []int32{
 	6,  // 43: kvtier.v1.ScrubStatus.state:type_name -> kvtier.v1.ScrubState
 	73, // 44: kvtier.v1.ListSessionsResponse.sessions:type_name -> kvtier.v1.SessionInfo
 	74, // 45: kvtier.v1.SessionInfo.identity_usage:type_name -> kvtier.v1.IdentityUsage
-	8,  // 46: kvtier.v1.Kvtier.Ping:input_type -> kvtier.v1.PingRequest
-	12, // 47: kvtier.v1.Kvtier.OpenNamespace:input_type -> kvtier.v1.OpenNamespaceRequest
-	14, // 48: kvtier.v1.Kvtier.GetNamespace:input_type -> kvtier.v1.GetNamespaceRequest
-	15, // 49: kvtier.v1.Kvtier.ListNamespaces:input_type -> kvtier.v1.ListNamespacesRequest
-	18, // 50: kvtier.v1.Kvtier.Match:input_type -> kvtier.v1.MatchRequest
-	21, // 51: kvtier.v1.Kvtier.Locate:input_type -> kvtier.v1.LocateRequest
-	25, // 52: kvtier.v1.Kvtier.Put:input_type -> kvtier.v1.PutRequest
-	30, // 53: kvtier.v1.Kvtier.Get:input_type -> kvtier.v1.GetRequest
-	33, // 54: kvtier.v1.Kvtier.Reserve:input_type -> kvtier.v1.ReserveRequest
-	36, // 55: kvtier.v1.Kvtier.Commit:input_type -> kvtier.v1.CommitRequest
-	38, // 56: kvtier.v1.Kvtier.Abort:input_type -> kvtier.v1.AbortRequest
-	40, // 57: kvtier.v1.Kvtier.Prefetch:input_type -> kvtier.v1.PrefetchRequest
-	42, // 58: kvtier.v1.Kvtier.CancelPrefetch:input_type -> kvtier.v1.CancelPrefetchRequest
-	44, // 59: kvtier.v1.Kvtier.RenewLease:input_type -> kvtier.v1.RenewLeaseRequest
-	45, // 60: kvtier.v1.Kvtier.ReleaseLease:input_type -> kvtier.v1.ReleaseLeaseRequest
-	47, // 61: kvtier.v1.Kvtier.Delete:input_type -> kvtier.v1.DeleteRequest
-	49, // 62: kvtier.v1.Kvtier.Clear:input_type -> kvtier.v1.ClearRequest
-	51, // 63: kvtier.v1.Kvtier.List:input_type -> kvtier.v1.ListRequest
-	71, // 64: kvtier.v1.Kvtier.ListSessions:input_type -> kvtier.v1.ListSessionsRequest
-	54, // 65: kvtier.v1.Kvtier.Stats:input_type -> kvtier.v1.StatsRequest
-	60, // 66: kvtier.v1.Kvtier.Watch:input_type -> kvtier.v1.WatchRequest
-	63, // 67: kvtier.v1.Kvtier.Pin:input_type -> kvtier.v1.PinRequest
-	66, // 68: kvtier.v1.Kvtier.Unpin:input_type -> kvtier.v1.UnpinRequest
-	68, // 69: kvtier.v1.Kvtier.StartScrub:input_type -> kvtier.v1.StartScrubRequest
-	69, // 70: kvtier.v1.Kvtier.StopScrub:input_type -> kvtier.v1.StopScrubRequest
-	9,  // 71: kvtier.v1.Kvtier.Ping:output_type -> kvtier.v1.PingResponse
-	13, // 72: kvtier.v1.Kvtier.OpenNamespace:output_type -> kvtier.v1.Namespace
-	13, // 73: kvtier.v1.Kvtier.GetNamespace:output_type -> kvtier.v1.Namespace
-	17, // 74: kvtier.v1.Kvtier.ListNamespaces:output_type -> kvtier.v1.ListNamespacesResponse
-	19, // 75: kvtier.v1.Kvtier.Match:output_type -> kvtier.v1.MatchResponse
-	24, // 76: kvtier.v1.Kvtier.Locate:output_type -> kvtier.v1.LocateResponse
-	29, // 77: kvtier.v1.Kvtier.Put:output_type -> kvtier.v1.PutResponse
-	31, // 78: kvtier.v1.Kvtier.Get:output_type -> kvtier.v1.GetResponse
-	35, // 79: kvtier.v1.Kvtier.Reserve:output_type -> kvtier.v1.ReserveResponse
-	37, // 80: kvtier.v1.Kvtier.Commit:output_type -> kvtier.v1.CommitResponse
-	39, // 81: kvtier.v1.Kvtier.Abort:output_type -> kvtier.v1.AbortResponse
-	41, // 82: kvtier.v1.Kvtier.Prefetch:output_type -> kvtier.v1.PrefetchResponse
-	43, // 83: kvtier.v1.Kvtier.CancelPrefetch:output_type -> kvtier.v1.CancelPrefetchResponse
-	20, // 84: kvtier.v1.Kvtier.RenewLease:output_type -> kvtier.v1.Lease
-	46, // 85: kvtier.v1.Kvtier.ReleaseLease:output_type -> kvtier.v1.ReleaseLeaseResponse
-	48, // 86: kvtier.v1.Kvtier.Delete:output_type -> kvtier.v1.DeleteResponse
-	50, // 87: kvtier.v1.Kvtier.Clear:output_type -> kvtier.v1.ClearResponse
-	53, // 88: kvtier.v1.Kvtier.List:output_type -> kvtier.v1.ListResponse
-	72, // 89: kvtier.v1.Kvtier.ListSessions:output_type -> kvtier.v1.ListSessionsResponse
-	59, // 90: kvtier.v1.Kvtier.Stats:output_type -> kvtier.v1.StatsResponse
-	62, // 91: kvtier.v1.Kvtier.Watch:output_type -> kvtier.v1.WatchResponse
-	65, // 92: kvtier.v1.Kvtier.Pin:output_type -> kvtier.v1.PinResponse
-	67, // 93: kvtier.v1.Kvtier.Unpin:output_type -> kvtier.v1.UnpinResponse
-	70, // 94: kvtier.v1.Kvtier.StartScrub:output_type -> kvtier.v1.ScrubStatus
-	70, // 95: kvtier.v1.Kvtier.StopScrub:output_type -> kvtier.v1.ScrubStatus
-	71, // [71:96] is the sub-list for method output_type
-	46, // [46:71] is the sub-list for method input_type
-	46, // [46:46] is the sub-list for extension type_name
-	46, // [46:46] is the sub-list for extension extendee
-	0,  // [0:46] is the sub-list for field type_name
+	0,  // 46: kvtier.v1.TierPolicy.tier:type_name -> kvtier.v1.Tier
+	76, // 47: kvtier.v1.ListPoliciesResponse.tiers:type_name -> kvtier.v1.TierPolicy
+	0,  // 48: kvtier.v1.SetPolicyRequest.tier:type_name -> kvtier.v1.Tier
+	8,  // 49: kvtier.v1.Kvtier.Ping:input_type -> kvtier.v1.PingRequest
+	12, // 50: kvtier.v1.Kvtier.OpenNamespace:input_type -> kvtier.v1.OpenNamespaceRequest
+	14, // 51: kvtier.v1.Kvtier.GetNamespace:input_type -> kvtier.v1.GetNamespaceRequest
+	15, // 52: kvtier.v1.Kvtier.ListNamespaces:input_type -> kvtier.v1.ListNamespacesRequest
+	18, // 53: kvtier.v1.Kvtier.Match:input_type -> kvtier.v1.MatchRequest
+	21, // 54: kvtier.v1.Kvtier.Locate:input_type -> kvtier.v1.LocateRequest
+	25, // 55: kvtier.v1.Kvtier.Put:input_type -> kvtier.v1.PutRequest
+	30, // 56: kvtier.v1.Kvtier.Get:input_type -> kvtier.v1.GetRequest
+	33, // 57: kvtier.v1.Kvtier.Reserve:input_type -> kvtier.v1.ReserveRequest
+	36, // 58: kvtier.v1.Kvtier.Commit:input_type -> kvtier.v1.CommitRequest
+	38, // 59: kvtier.v1.Kvtier.Abort:input_type -> kvtier.v1.AbortRequest
+	40, // 60: kvtier.v1.Kvtier.Prefetch:input_type -> kvtier.v1.PrefetchRequest
+	42, // 61: kvtier.v1.Kvtier.CancelPrefetch:input_type -> kvtier.v1.CancelPrefetchRequest
+	44, // 62: kvtier.v1.Kvtier.RenewLease:input_type -> kvtier.v1.RenewLeaseRequest
+	45, // 63: kvtier.v1.Kvtier.ReleaseLease:input_type -> kvtier.v1.ReleaseLeaseRequest
+	47, // 64: kvtier.v1.Kvtier.Delete:input_type -> kvtier.v1.DeleteRequest
+	49, // 65: kvtier.v1.Kvtier.Clear:input_type -> kvtier.v1.ClearRequest
+	51, // 66: kvtier.v1.Kvtier.List:input_type -> kvtier.v1.ListRequest
+	71, // 67: kvtier.v1.Kvtier.ListSessions:input_type -> kvtier.v1.ListSessionsRequest
+	54, // 68: kvtier.v1.Kvtier.Stats:input_type -> kvtier.v1.StatsRequest
+	60, // 69: kvtier.v1.Kvtier.Watch:input_type -> kvtier.v1.WatchRequest
+	63, // 70: kvtier.v1.Kvtier.Pin:input_type -> kvtier.v1.PinRequest
+	66, // 71: kvtier.v1.Kvtier.Unpin:input_type -> kvtier.v1.UnpinRequest
+	68, // 72: kvtier.v1.Kvtier.StartScrub:input_type -> kvtier.v1.StartScrubRequest
+	69, // 73: kvtier.v1.Kvtier.StopScrub:input_type -> kvtier.v1.StopScrubRequest
+	75, // 74: kvtier.v1.Kvtier.ListPolicies:input_type -> kvtier.v1.ListPoliciesRequest
+	78, // 75: kvtier.v1.Kvtier.SetPolicy:input_type -> kvtier.v1.SetPolicyRequest
+	9,  // 76: kvtier.v1.Kvtier.Ping:output_type -> kvtier.v1.PingResponse
+	13, // 77: kvtier.v1.Kvtier.OpenNamespace:output_type -> kvtier.v1.Namespace
+	13, // 78: kvtier.v1.Kvtier.GetNamespace:output_type -> kvtier.v1.Namespace
+	17, // 79: kvtier.v1.Kvtier.ListNamespaces:output_type -> kvtier.v1.ListNamespacesResponse
+	19, // 80: kvtier.v1.Kvtier.Match:output_type -> kvtier.v1.MatchResponse
+	24, // 81: kvtier.v1.Kvtier.Locate:output_type -> kvtier.v1.LocateResponse
+	29, // 82: kvtier.v1.Kvtier.Put:output_type -> kvtier.v1.PutResponse
+	31, // 83: kvtier.v1.Kvtier.Get:output_type -> kvtier.v1.GetResponse
+	35, // 84: kvtier.v1.Kvtier.Reserve:output_type -> kvtier.v1.ReserveResponse
+	37, // 85: kvtier.v1.Kvtier.Commit:output_type -> kvtier.v1.CommitResponse
+	39, // 86: kvtier.v1.Kvtier.Abort:output_type -> kvtier.v1.AbortResponse
+	41, // 87: kvtier.v1.Kvtier.Prefetch:output_type -> kvtier.v1.PrefetchResponse
+	43, // 88: kvtier.v1.Kvtier.CancelPrefetch:output_type -> kvtier.v1.CancelPrefetchResponse
+	20, // 89: kvtier.v1.Kvtier.RenewLease:output_type -> kvtier.v1.Lease
+	46, // 90: kvtier.v1.Kvtier.ReleaseLease:output_type -> kvtier.v1.ReleaseLeaseResponse
+	48, // 91: kvtier.v1.Kvtier.Delete:output_type -> kvtier.v1.DeleteResponse
+	50, // 92: kvtier.v1.Kvtier.Clear:output_type -> kvtier.v1.ClearResponse
+	53, // 93: kvtier.v1.Kvtier.List:output_type -> kvtier.v1.ListResponse
+	72, // 94: kvtier.v1.Kvtier.ListSessions:output_type -> kvtier.v1.ListSessionsResponse
+	59, // 95: kvtier.v1.Kvtier.Stats:output_type -> kvtier.v1.StatsResponse
+	62, // 96: kvtier.v1.Kvtier.Watch:output_type -> kvtier.v1.WatchResponse
+	65, // 97: kvtier.v1.Kvtier.Pin:output_type -> kvtier.v1.PinResponse
+	67, // 98: kvtier.v1.Kvtier.Unpin:output_type -> kvtier.v1.UnpinResponse
+	70, // 99: kvtier.v1.Kvtier.StartScrub:output_type -> kvtier.v1.ScrubStatus
+	70, // 100: kvtier.v1.Kvtier.StopScrub:output_type -> kvtier.v1.ScrubStatus
+	77, // 101: kvtier.v1.Kvtier.ListPolicies:output_type -> kvtier.v1.ListPoliciesResponse
+	79, // 102: kvtier.v1.Kvtier.SetPolicy:output_type -> kvtier.v1.SetPolicyResponse
+	76, // [76:103] is the sub-list for method output_type
+	49, // [49:76] is the sub-list for method input_type
+	49, // [49:49] is the sub-list for extension type_name
+	49, // [49:49] is the sub-list for extension extendee
+	0,  // [0:49] is the sub-list for field type_name
 }
 
 func init() { file_kvtier_proto_init() }
@@ -5952,7 +6229,7 @@ func file_kvtier_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvtier_proto_rawDesc), len(file_kvtier_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   70,
+			NumMessages:   75,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -75,6 +75,8 @@ const (
 	Kvtier_Unpin_FullMethodName          = "/kvtier.v1.Kvtier/Unpin"
 	Kvtier_StartScrub_FullMethodName     = "/kvtier.v1.Kvtier/StartScrub"
 	Kvtier_StopScrub_FullMethodName      = "/kvtier.v1.Kvtier/StopScrub"
+	Kvtier_ListPolicies_FullMethodName   = "/kvtier.v1.Kvtier/ListPolicies"
+	Kvtier_SetPolicy_FullMethodName      = "/kvtier.v1.Kvtier/SetPolicy"
 )
 
 // KvtierClient is the client API for Kvtier service.
@@ -161,6 +163,14 @@ type KvtierClient interface {
 	// StopScrub ends a running scrub and answers when it has ended. Without one it
 	// does nothing.
 	StopScrub(ctx context.Context, in *StopScrubRequest, opts ...grpc.CallOption) (*ScrubStatus, error)
+	// ListPolicies tells for each tier which policy decides what leaves it.
+	ListPolicies(ctx context.Context, in *ListPoliciesRequest, opts ...grpc.CallOption) (*ListPoliciesResponse, error)
+	// SetPolicy changes the policy of a tier, or of all, and answers when the new one
+	// has all blocks of the tier, in the order in which the old one would have evicted
+	// them. Blocks come and leave meanwhile. It goes on when the call ends before it,
+	// and lasts until it is set again or the store is opened anew. INVALID_ARGUMENT
+	// lists the names there are; FAILED_PRECONDITION when there is no such tier.
+	SetPolicy(ctx context.Context, in *SetPolicyRequest, opts ...grpc.CallOption) (*SetPolicyResponse, error)
 }
 
 type kvtierClient struct {
@@ -451,6 +461,26 @@ func (c *kvtierClient) StopScrub(ctx context.Context, in *StopScrubRequest, opts
 	return out, nil
 }
 
+func (c *kvtierClient) ListPolicies(ctx context.Context, in *ListPoliciesRequest, opts ...grpc.CallOption) (*ListPoliciesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListPoliciesResponse)
+	err := c.cc.Invoke(ctx, Kvtier_ListPolicies_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *kvtierClient) SetPolicy(ctx context.Context, in *SetPolicyRequest, opts ...grpc.CallOption) (*SetPolicyResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetPolicyResponse)
+	err := c.cc.Invoke(ctx, Kvtier_SetPolicy_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // KvtierServer is the server API for Kvtier service.
 // All implementations must embed UnimplementedKvtierServer
 // for forward compatibility.
@@ -535,6 +565,14 @@ type KvtierServer interface {
 	// StopScrub ends a running scrub and answers when it has ended. Without one it
 	// does nothing.
 	StopScrub(context.Context, *StopScrubRequest) (*ScrubStatus, error)
+	// ListPolicies tells for each tier which policy decides what leaves it.
+	ListPolicies(context.Context, *ListPoliciesRequest) (*ListPoliciesResponse, error)
+	// SetPolicy changes the policy of a tier, or of all, and answers when the new one
+	// has all blocks of the tier, in the order in which the old one would have evicted
+	// them. Blocks come and leave meanwhile. It goes on when the call ends before it,
+	// and lasts until it is set again or the store is opened anew. INVALID_ARGUMENT
+	// lists the names there are; FAILED_PRECONDITION when there is no such tier.
+	SetPolicy(context.Context, *SetPolicyRequest) (*SetPolicyResponse, error)
 	mustEmbedUnimplementedKvtierServer()
 }
 
@@ -619,6 +657,12 @@ func (UnimplementedKvtierServer) StartScrub(context.Context, *StartScrubRequest)
 }
 func (UnimplementedKvtierServer) StopScrub(context.Context, *StopScrubRequest) (*ScrubStatus, error) {
 	return nil, status.Error(codes.Unimplemented, "method StopScrub not implemented")
+}
+func (UnimplementedKvtierServer) ListPolicies(context.Context, *ListPoliciesRequest) (*ListPoliciesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListPolicies not implemented")
+}
+func (UnimplementedKvtierServer) SetPolicy(context.Context, *SetPolicyRequest) (*SetPolicyResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetPolicy not implemented")
 }
 func (UnimplementedKvtierServer) mustEmbedUnimplementedKvtierServer() {}
 func (UnimplementedKvtierServer) testEmbeddedByValue()                {}
@@ -1059,6 +1103,42 @@ func _Kvtier_StopScrub_Handler(srv interface{}, ctx context.Context, dec func(in
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Kvtier_ListPolicies_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListPoliciesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(KvtierServer).ListPolicies(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Kvtier_ListPolicies_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(KvtierServer).ListPolicies(ctx, req.(*ListPoliciesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Kvtier_SetPolicy_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetPolicyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(KvtierServer).SetPolicy(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Kvtier_SetPolicy_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(KvtierServer).SetPolicy(ctx, req.(*SetPolicyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Kvtier_ServiceDesc is the grpc.ServiceDesc for Kvtier service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1149,6 +1229,14 @@ var Kvtier_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "StopScrub",
 			Handler:    _Kvtier_StopScrub_Handler,
+		},
+		{
+			MethodName: "ListPolicies",
+			Handler:    _Kvtier_ListPolicies_Handler,
+		},
+		{
+			MethodName: "SetPolicy",
+			Handler:    _Kvtier_SetPolicy_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

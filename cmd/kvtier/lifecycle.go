@@ -151,7 +151,7 @@ func (p *servePlan) options(f *serveFlags, agent *xfer.Agent, log *slog.Logger) 
 		NoSlabs:       p.noSlabs,
 		High:          f.high,
 		Low:           f.low,
-		Policy:        func() (policy.Policy, error) { return policy.New(f.policy) },
+		Policy:        func(t block.TierID) (policy.Policy, error) { return policy.New(p.policy[t]) },
 		Grace:         f.grace,
 		PrefetchBytes: f.prefetch,
 		Logger:        log,

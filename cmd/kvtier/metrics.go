@@ -68,6 +68,7 @@ type storeCollector struct {
 	ready   *prometheus.Desc
 	info    *prometheus.Desc
 	opened  *prometheus.Desc
+	policy  *prometheus.Desc
 }
 
 // newStoreCollector makes the collector of what take returns.
@@ -86,6 +87,7 @@ func newStoreCollector(take func() (storeSnapshot, bool)) *storeCollector {
 		info: prometheus.NewDesc("kvtier_device_info", "A device of a tier: identity of its slab, I/O engine and state. Always 1.",
 			[]string{"tier", "device", "id", "engine", "state"}, nil),
 		opened: prometheus.NewDesc("kvtier_store_info", "The store: its incarnation, which is drawn when it is opened. Always 1.", []string{"incarnation"}, nil),
+		policy: prometheus.NewDesc("kvtier_tier_policy_info", "Which policy decides what leaves a tier. Always 1.", []string{"tier", "policy"}, nil),
 	}
 	c.addStore()
 	c.addTier()
@@ -193,7 +195,7 @@ func unixSeconds(t time.Time) float64 {
 
 // Describe lists the metrics.
 func (c *storeCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.ready, c.info, c.opened, c.misses, c.removed} {
+	for _, d := range []*prometheus.Desc{c.ready, c.info, c.opened, c.policy, c.misses, c.removed} {
 		ch <- d
 	}
 	c.store.describe(ch)
@@ -225,6 +227,7 @@ func (c *storeCollector) Collect(ch chan<- prometheus.Metric) {
 	for i := range s.stats.Tiers {
 		t := &s.stats.Tiers[i]
 		c.tier.collect(ch, t, t.Tier.String())
+		ch <- prometheus.MustNewConstMetric(c.policy, gauge, 1, t.Tier.String(), t.Policy)
 		for j := range t.Devices {
 			d := &t.Devices[j]
 			ch <- prometheus.MustNewConstMetric(c.info, gauge, 1, t.Tier.String(), d.Path, d.ID, d.Engine, d.State)

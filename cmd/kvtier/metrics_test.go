@@ -36,11 +36,11 @@ func aStats() block.Stats {
 		Blocks:     30,
 		Tiers: []block.TierStats{
 			{
-				Tier: block.G2, Capacity: 1 << 30, Used: 1 << 20, Blocks: 10, Hits: 7, Evictions: 3,
+				Tier: block.G2, Capacity: 1 << 30, Used: 1 << 20, Blocks: 10, Hits: 7, Evictions: 3, Policy: "arc",
 				Devices: []block.DeviceStats{{Path: "memory", Bytes: 1 << 30, PageBytes: 2 << 20, Locked: 1 << 29, State: "healthy"}},
 			},
 			{
-				Tier: block.G3, Capacity: 4 << 30, BytesIn: 99,
+				Tier: block.G3, Capacity: 4 << 30, BytesIn: 99, Policy: "lru-leaf",
 				Devices: []block.DeviceStats{
 					{Path: "/a", ID: "0a", Bytes: 2 << 30, FreeOnFS: 5, Engine: "io_uring", State: "healthy"},
 					{

@@ -37,6 +37,7 @@ stop that could not keep every block, or a scrub that found damage beyond repair
 		newNsCmd(),
 		newSessionsCmd(),
 		newStatCmd(),
+		newPolicyCmd(),
 		newWatchCmd(),
 		newReplayCmd(),
 		newSimCmd(),

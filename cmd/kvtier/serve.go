@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/kvtier/kvtier/index/block"
 	"github.com/kvtier/kvtier/policy"
 )
 
@@ -27,7 +28,7 @@ type serveFlags struct {
 	dram         int64
 	nvme         []string
 	high, low    float64
-	policy       string
+	policy       []string
 	grace        time.Duration
 	prefetch     int64
 	drainTimeout time.Duration
@@ -50,6 +51,9 @@ const tokenEnv = "KVTIER_TOKEN"
 // defaultSocket is the name of the socket for sessions in the data directory.
 const defaultSocket = "session.sock"
 
+// defaultPolicy is that of tiers of which --policy says nothing.
+const defaultPolicy = "lru-leaf"
+
 // noNVMe is the value of --nvme that serves from DRAM only.
 const noNVMe = "none"
 
@@ -70,7 +74,9 @@ func (f *serveFlags) add(fs *pflag.FlagSet) {
 		"slab of the NVMe tier, a file (made when absent) or a block device; repeatable; the word none serves from DRAM only\n(default: those that the data directory records, else a file in it)")
 	shareVar(fs, &f.high, "high", 0.98, "used share of a tier above which it evicts")
 	shareVar(fs, &f.low, "low", 0.96, "used share of a tier down to which it evicts")
-	enumVar(fs, &f.policy, "policy", "lru-leaf", "which blocks leave a tier first: "+strings.Join(policy.Names(), ", "), policy.Names()...)
+	f.policy = []string{defaultPolicy}
+	fs.Var(&listValue{p: &f.policy, kind: "policy", check: checkTierPolicy}, "policy",
+		"which blocks leave a tier first: "+strings.Join(policy.Names(), ", ")+"; TIER=NAME for one tier; repeatable\n(kvtier policy set changes it until the daemon stops)")
 	fs.DurationVar(&f.grace, "grace", time.Second, "time for which a block just committed is not dropped")
 	sizeVar(fs, &f.prefetch, "prefetch-bytes", 256<<20, "most bytes that prefetches may have under way")
 	fs.DurationVar(&f.drainTimeout, "drain-timeout", 30*time.Second, "time at shutdown to bring blocks from DRAM down to NVMe")
@@ -200,8 +206,9 @@ type servePlan struct {
 	slabNote    string // why there is no default slab
 	endpoints   []endpoint
 	xfer        endpoint
-	socket      string // absolute path; "": none
-	socketNote  string // why there is none
+	policy      map[block.TierID]string // at start
+	socket      string                  // absolute path; "": none
+	socketNote  string                  // why there is none
 	metrics     *endpoint
 	security    security
 }
@@ -244,6 +251,9 @@ func (f *serveFlags) plan(ctx context.Context, env environment) (*servePlan, err
 	case f.drainTimeout < 0:
 		return nil, usageErrorf("--drain-timeout %v: want 0 or more", f.drainTimeout)
 	}
+	if err := p.planPolicy(f); err != nil {
+		return nil, err
+	}
 	if err := p.planDRAM(f, env); err != nil {
 		return nil, err
 	}
@@ -276,6 +286,38 @@ func (f *serveFlags) plan(ctx context.Context, env environment) (*servePlan, err
 		return nil, err
 	}
 	return p, nil
+}
+
+// planPolicy chooses the policies that the tiers begin with: what is said of one tier
+// goes before what is said of all.
+func (p *servePlan) planPolicy(f *serveFlags) error {
+	given := map[block.TierID]string{}
+	for _, s := range f.policy {
+		id, name, err := parseTierPolicy(s)
+		if err != nil {
+			return usageErrorf("--policy: %w", err)
+		}
+		if other, twice := given[id]; twice {
+			what := "all tiers"
+			if id != block.NoTier {
+				what = id.String()
+			}
+			return usageErrorf("--policy: %s and %s for %s", other, name, what)
+		}
+		given[id] = name
+	}
+	p.policy = map[block.TierID]string{}
+	for _, id := range []block.TierID{block.G2, block.G3} {
+		switch {
+		case given[id] != "":
+			p.policy[id] = given[id]
+		case given[block.NoTier] != "":
+			p.policy[id] = given[block.NoTier]
+		default:
+			p.policy[id] = defaultPolicy
+		}
+	}
+	return nil
 }
 
 func (p *servePlan) planDRAM(f *serveFlags, env environment) error {

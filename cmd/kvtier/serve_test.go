@@ -263,6 +263,8 @@ func TestUsageErrors(t *testing.T) {
 		{"serve --high 98", `invalid argument "98" for "--high"`},
 		{"serve --high NaN", `invalid argument "NaN" for "--high"`},
 		{"serve --policy mru", `invalid argument "mru" for "--policy"`},
+		{"serve --policy g4=arc", `invalid argument "g4=arc" for "--policy"`},
+		{"serve --policy g3=mru", `policy "mru": want one of lru-leaf`},
 		{"serve --log-level loud", `invalid argument "loud" for "--log-level" flag: "loud": want debug, info, warn, error`},
 		{"serve --config /nonexistent/kvtier.yaml", "read config: open /nonexistent/kvtier.yaml: no such file or directory"},
 	} {

@@ -77,6 +77,7 @@ type statTier struct {
 	Reclaimed    int64        `json:"reclaimed"`
 	Refused      int64        `json:"refused"`
 	QueueDrops   int64        `json:"queue_drops"`
+	Policy       string       `json:"policy"`
 	Devices      []statDevice `json:"devices"`
 }
 
@@ -112,7 +113,7 @@ func describeStats(version string, s block.Stats) statOutput {
 		st := statTier{
 			Tier: t.Tier.String(), Capacity: t.Capacity, Used: t.Used, Reserve: t.Reserve, Blocks: t.Blocks, PayloadBytes: t.Payload,
 			High: t.High, Low: t.Low, Hits: t.Hits, BytesIn: t.BytesIn, BytesOut: t.BytesOut, Evictions: t.Evictions,
-			Dropped: t.Dropped, Reclaimed: t.Reclaimed, Refused: t.Refused, QueueDrops: t.QueueDrops, Devices: []statDevice{},
+			Dropped: t.Dropped, Reclaimed: t.Reclaimed, Refused: t.Refused, QueueDrops: t.QueueDrops, Policy: t.Policy, Devices: []statDevice{},
 		}
 		for _, d := range t.Devices {
 			st.Devices = append(st.Devices, statDevice{
@@ -186,11 +187,11 @@ func (o *statOutput) print(w io.Writer) error {
 		return err
 	}
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(tw, "\nTIER\tBLOCKS\tPAYLOAD\tUSED\tCAPACITY\tHITS\tIN\tOUT\tEVICTED\tDROPPED\tREFUSED")
+	fmt.Fprintln(tw, "\nTIER\tBLOCKS\tPAYLOAD\tUSED\tCAPACITY\tHITS\tIN\tOUT\tEVICTED\tDROPPED\tREFUSED\tPOLICY")
 	for _, t := range o.Tiers {
-		fmt.Fprintf(tw, "%s\t%d\t%s\t%s\t%s\t%d\t%s\t%s\t%d\t%d\t%d\n",
+		fmt.Fprintf(tw, "%s\t%d\t%s\t%s\t%s\t%d\t%s\t%s\t%d\t%d\t%d\t%s\n",
 			t.Tier, t.Blocks, formatSizeShort(t.PayloadBytes), formatSizeShort(t.Used), formatSizeShort(t.Capacity),
-			t.Hits, formatSizeShort(t.BytesIn), formatSizeShort(t.BytesOut), t.Evictions, t.Dropped, t.Refused)
+			t.Hits, formatSizeShort(t.BytesIn), formatSizeShort(t.BytesOut), t.Evictions, t.Dropped, t.Refused, t.Policy)
 	}
 	if err := tw.Flush(); err != nil {
 		return err

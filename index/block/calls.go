@@ -242,7 +242,16 @@ type TierStats struct {
 	Refused    int64 // puts for which there was no room
 	Hits       int64
 	Devices    []DeviceStats
-	QueueDrops int64 // hints to the policy that its queue had no room for
+	QueueDrops int64  // hints to the policy that its queue had no room for
+	Policy     string // that decides what leaves
+}
+
+// TierPolicy is what decides which blocks leave a tier first.
+type TierPolicy struct {
+	Tier   TierID
+	Policy string // its name
+	Start  string // of the one that the store was opened with
+	Moving int64  // blocks that the policy before it still has, while it is being changed
 }
 
 // DeviceStats is the state of one device of a tier.

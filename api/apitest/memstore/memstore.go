@@ -93,6 +93,7 @@ type Store struct {
 		removed      map[string]int64
 		stats        block.Stats // the counters that have no other place
 		refused      int64
+		policy       string // see policies
 	}
 }
 
@@ -119,6 +120,7 @@ func New(o *Options) *Store {
 	s.mu.events.next = make(chan struct{})
 	s.mu.misses = make(map[string]int64)
 	s.mu.removed = make(map[string]int64)
+	s.mu.policy = policies[0]
 	if s.opts.Shared > 0 {
 		if err := s.share(s.opts.Shared); err != nil {
 			panic(err)

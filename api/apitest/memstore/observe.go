@@ -29,7 +29,7 @@ func (s *Store) Stats() block.Stats {
 	st.Leases, st.Reservations, st.Watchers = int64(len(s.mu.leases)), int64(len(s.mu.reservations)+len(s.mu.grants)), s.mu.events.watchers
 	st.Misses, st.Removed = clone(s.mu.misses), clone(s.mu.removed)
 	st.Tiers = []block.TierStats{{
-		Tier: block.G2, Capacity: s.opts.Capacity, Used: s.mu.used, Blocks: st.Blocks, Payload: payload, Refused: s.mu.refused,
+		Tier: block.G2, Capacity: s.opts.Capacity, Used: s.mu.used, Blocks: st.Blocks, Payload: payload, Refused: s.mu.refused, Policy: s.mu.policy,
 		Devices: []block.DeviceStats{{Path: "memory", State: block.Healthy, Since: s.started.Truncate(time.Millisecond), Bytes: s.opts.Capacity}},
 	}}
 	return st

@@ -1,0 +1,32 @@
+package api
+
+import (
+	"context"
+
+	"github.com/kvtier/kvtier/api/access"
+	pb "github.com/kvtier/kvtier/api/kvtierpb"
+	"github.com/kvtier/kvtier/index/block"
+)
+
+// ListPolicies answers the policies of the tiers.
+func (s *service) ListPolicies(ctx context.Context, _ *pb.ListPoliciesRequest) (*pb.ListPoliciesResponse, error) {
+	if err := identityOf(ctx).CheckAll(access.Read|access.Write, "the policies"); err != nil {
+		return nil, err
+	}
+	out := &pb.ListPoliciesResponse{}
+	for _, t := range s.store.Policies() {
+		out.Tiers = append(out.Tiers, policyToPB(t))
+	}
+	return out, nil
+}
+
+// SetPolicy changes the policy of a tier, or of all.
+func (s *service) SetPolicy(ctx context.Context, req *pb.SetPolicyRequest) (*pb.SetPolicyResponse, error) {
+	if err := identityOf(ctx).CheckAll(access.Read|access.Write, "the policies"); err != nil {
+		return nil, err
+	}
+	if err := s.store.SetPolicy(ctx, block.TierID(req.GetTier()), req.GetPolicy()); err != nil {
+		return nil, err
+	}
+	return &pb.SetPolicyResponse{}, nil
+}

@@ -1,0 +1,51 @@
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/kvtier/kvtier/api/apitest/memstore"
+	"github.com/kvtier/kvtier/index/block"
+)
+
+func TestPolicy(t *testing.T) {
+	addr, _ := startServer(t, memstore.New(nil), nil)
+	const head = "TIER  POLICY    AT START  MOVING\n"
+	kvtier(t, addr, "", "policy", "show").want(t, 0, head+"g2    lru-leaf  lru-leaf  0 blocks\n", "")
+	kvtier(t, addr, "", "policy", "set", "mru").want(t, 2, "", `policy "mru": want one of lru-leaf, s3-ghost, arc`)
+	kvtier(t, addr, "", "policy", "set", "arc", "--tier", "g7").want(t, 2, "", `--tier: invalid: tier "g7"`)
+	kvtier(t, addr, "", "policy", "set", "arc", "--tier", "g3").want(t, 1, "", "no tier g3")
+	kvtier(t, addr, "", "policy", "set").want(t, 2, "", "1 arg")
+	r := kvtier(t, addr, "", "policy", "set", "arc", "--json")
+	var got []policyOutput
+	if err := json.Unmarshal([]byte(r.stdout), &got); err != nil || r.code != 0 || len(got) != 1 || got[0] != (policyOutput{"g2", "arc", "lru-leaf", 0}) {
+		t.Errorf("set --json: %+v, %v", r, err)
+	}
+	kvtier(t, addr, "", "policy", "show").want(t, 0, strings.ReplaceAll(head, "POLICY    ", "POLICY  ")+"g2    arc     lru-leaf  0 blocks\n", "")
+}
+
+func TestPlanPolicy(t *testing.T) {
+	for args, want := range map[string][2]string{
+		"":                                   {defaultPolicy, defaultPolicy},
+		"--policy arc":                       {"arc", "arc"},
+		"--policy g3=gdsf":                   {defaultPolicy, "gdsf"},
+		"--policy g3=gdsf --policy switch":   {"switch", "gdsf"},
+		"--policy g2=arc --policy G3=switch": {"arc", "switch"},
+	} {
+		f, _ := newServeFlags(t, strings.Fields(args)...)
+		p, err := f.plan(t.Context(), fakeEnv(nil))
+		if err != nil || p.policy[block.G2] != want[0] || p.policy[block.G3] != want[1] {
+			t.Errorf("%s: %v, %v, want %s", args, p, err, want)
+		}
+	}
+	for args, want := range map[string]string{
+		"--policy arc --policy gdsf":       "--policy: arc and gdsf for all tiers",
+		"--policy g3=arc --policy g3=gdsf": "--policy: arc and gdsf for g3",
+	} {
+		f, _ := newServeFlags(t, strings.Fields(args)...)
+		if _, err := f.plan(t.Context(), fakeEnv(nil)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", args, err, want)
+		}
+	}
+}
