@@ -3,6 +3,7 @@ package e2e
 import (
 	"fmt"
 	"math"
+	"path/filepath"
 	"testing"
 
 	"github.com/kvtier/kvtier/index/block"
@@ -50,4 +51,29 @@ func replayed(t *testing.T, policy, limit string) (got, simulated float64, capac
 	}
 	decode(t, must(t, "sim", conversation, "--policy", policy, "--capacity", fmt.Sprint(capacity), "--high", "0.98", "--low", "0.96", "--limit", limit, "--json"), &sim)
 	return *r.PrefixHitRate, sim.PrefixHitRate, capacity
+}
+
+// TestRecordIsAsTheTrace: what a daemon records of a replay gives the rates of the trace
+// that was replayed, and is whole when the daemon has stopped.
+func TestRecordIsAsTheTrace(t *testing.T) {
+	record := filepath.Join(t.TempDir(), "record.jsonl")
+	d := serve(t, "--data", t.TempDir(), "--nvme", "none", "--dram", "32MiB", "--record", record)
+	replay(t, d, smallTrace, "--block-bytes", "4KiB")
+	d.stop(0)
+	type rates struct {
+		Requests      int64   `json:"requests"`
+		BlockRefs     int64   `json:"block_refs"`
+		UniqueBlocks  int64   `json:"unique_blocks"`
+		PrefixHitRate float64 `json:"prefix_hit_rate"`
+		HitRate       float64 `json:"hit_rate"`
+	}
+	for _, policy := range []string{"lru-leaf", "belady"} {
+		var got, want rates
+		args := []string{"--policy", policy, "--capacity", "5%", "--json"}
+		decode(t, must(t, append([]string{"sim", record}, args...)...), &got)
+		decode(t, must(t, append([]string{"sim", smallTrace}, args...)...), &want)
+		if got != want || want.PrefixHitRate == 0 {
+			t.Errorf("%s: recorded %+v, replayed %+v", policy, got, want)
+		}
+	}
 }

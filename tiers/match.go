@@ -125,6 +125,11 @@ func (s *Store) checkHashes(nsID block.NamespaceID, hashLen int, hashes []byte) 
 
 // hintRequest tells the policies of a request's path.
 func (s *Store) hintRequest(nsID block.NamespaceID, hashLen int, hashes []byte, n, hits int, class uint8) {
+	if s.opts.OnRequest != nil {
+		if ns, err := s.names.byID(nsID); err == nil {
+			s.opts.OnRequest(ns.get(), hashLen, hashes)
+		}
+	}
 	path := make([]uint64, n)
 	var h block.Hash
 	for i := range path {

@@ -64,6 +64,11 @@ type Options struct {
 	// Catalog is how the catalog is opened; nil: on the host's file system.
 	Catalog *index.CatalogOptions
 
+	// OnRequest, if not nil, is told of what the policies are told of: a request's keys
+	// in a namespace, root first, hashLen bytes each. It must not wait, and hashes are
+	// the caller's again when it returns.
+	OnRequest func(ns block.Namespace, hashLen int, hashes []byte)
+
 	Logger *slog.Logger
 }
 

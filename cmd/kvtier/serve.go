@@ -13,6 +13,7 @@ import (
 
 	"github.com/kvtier/kvtier/index/block"
 	"github.com/kvtier/kvtier/policy"
+	"github.com/kvtier/kvtier/policy/trace"
 )
 
 // serveFlags are the flags of serve, which are the keys of its configuration
@@ -29,6 +30,8 @@ type serveFlags struct {
 	nvme         []string
 	high, low    float64
 	policy       []string
+	record       string
+	recordBytes  int64
 	grace        time.Duration
 	prefetch     int64
 	drainTimeout time.Duration
@@ -77,6 +80,8 @@ func (f *serveFlags) add(fs *pflag.FlagSet) {
 	f.policy = []string{defaultPolicy}
 	fs.Var(&listValue{p: &f.policy, kind: "policy", check: checkTierPolicy}, "policy",
 		"which blocks leave a tier first: "+strings.Join(policy.Names(), ", ")+"; TIER=NAME for one tier; repeatable\n(kvtier policy set changes it until the daemon stops)")
+	fs.StringVar(&f.record, "record", "", "`file` to record requests in, for kvtier sim: which blocks, by salted hashes; one that is there gets .1 behind its name (default off)")
+	sizeVar(fs, &f.recordBytes, "record-bytes", 1<<30, "most bytes that the recording may take; the last half or more of it is kept")
 	fs.DurationVar(&f.grace, "grace", time.Second, "time for which a block just committed is not dropped")
 	sizeVar(fs, &f.prefetch, "prefetch-bytes", 256<<20, "most bytes that prefetches may have under way")
 	fs.DurationVar(&f.drainTimeout, "drain-timeout", 30*time.Second, "time at shutdown to bring blocks from DRAM down to NVMe")
@@ -246,6 +251,8 @@ func (f *serveFlags) plan(ctx context.Context, env environment) (*servePlan, err
 		return nil, usageErrorf("--low %v is above --high %v", f.low, f.high)
 	case f.low <= 0:
 		return nil, usageErrorf("--low %v: want more than 0", f.low)
+	case f.record != "" && f.recordBytes < trace.MinRecordBytes:
+		return nil, usageErrorf("--record-bytes %s: want at least %s", formatSize(f.recordBytes), formatSize(trace.MinRecordBytes))
 	case f.grace < 0:
 		return nil, usageErrorf("--grace %v: want 0 or more", f.grace)
 	case f.drainTimeout < 0:

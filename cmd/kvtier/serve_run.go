@@ -42,6 +42,11 @@ func serve(ctx context.Context, f *serveFlags, p *servePlan, stdout io.Writer, l
 	}
 	closers.add(agent.Close)
 
+	// The recording ends after the store, which tells it of requests.
+	record, err := startRecord(f, closers, log)
+	if err != nil {
+		return err
+	}
 	st := newStatus()
 	if p.metrics != nil {
 		l, err := listen(ctx, *p.metrics)
@@ -49,12 +54,19 @@ func serve(ctx context.Context, f *serveFlags, p *servePlan, stdout io.Writer, l
 			return fmt.Errorf("--metrics: %w", err)
 		}
 		reg := newRegistry(newStoreCollector(st.snapshot), newSessionCollector(st.sessionStats), newIdentityCollector(p.security.access.Usage), newXferCollector(agent.Stats, files.Stats))
+		if record != nil {
+			reg.MustRegister(newRecordCollector(record.Stats))
+		}
 		closers.add(startMonitor(l, monitorHandler(reg, log, st.ready), log).Close)
 		log.Info("metrics listen", "address", boundTo(l).String())
 	}
 
 	begin := time.Now()
-	store, err := tiers.Open(ctx, p.options(f, agent, log))
+	options := p.options(f, agent, log)
+	if record != nil {
+		options.OnRequest = record.Request
+	}
+	store, err := tiers.Open(ctx, options)
 	if err != nil {
 		if ctx.Err() != nil {
 			log.Info("stopped before the store was open")

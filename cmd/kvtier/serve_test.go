@@ -140,6 +140,7 @@ func TestPlanRefuses(t *testing.T) {
 		{"low watermark 0", "--low 0", "--low 0: want more than 0", true},
 		{"little DRAM", "--dram 16MiB", "--dram 16MiB: want at least 32MiB", true},
 		{"more DRAM than memory", "--dram 33GiB", "--dram 33GiB: more than the machine's memory, 32.0 GiB (34359738368 bytes)", true},
+		{"little to record in", "--record /a --record-bytes 4KiB", "--record-bytes 4KiB: want at least 1MiB", true},
 		{"grace", "--grace -1s", "--grace -1s", true},
 		{"drain timeout", "--drain-timeout -1s", "--drain-timeout -1s", true},
 		{"open to all", "--listen 0.0.0.0:7070", "--listen 0.0.0.0:7070: other machines can reach this address; add TLS (--tls-cert and --tls-key) and a token (--token-file or KVTIER_TOKEN),", true},

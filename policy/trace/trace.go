@@ -1,4 +1,4 @@
-// Package trace reads request traces: files of one JSON object a line, plain or
+// Package trace reads and records request traces: files of one JSON object a line, plain or
 // gzipped, in the format of the Mooncake traces.
 //
 // Each line is a request: timestamp (milliseconds from the start of the file),
