@@ -232,6 +232,9 @@ func statsToPB(s block.Stats) *pb.StatsResponse {
 			State: s.Catalog.State, Reason: s.Catalog.Reason, SinceUnixMs: unixMillis(s.Catalog.Since), Errors: s.Catalog.Errors,
 		},
 	}
+	for _, n := range s.ByNamespace {
+		out.ByNamespace = append(out.ByNamespace, &pb.NamespaceStats{Name: n.Name, Asked: n.Asked, Matched: n.Matched, Misses: n.Misses})
+	}
 	for _, t := range s.Tiers {
 		p := &pb.TierStats{
 			Tier: pb.Tier(t.Tier), Capacity: t.Capacity, Used: t.Used, Reserve: t.Reserve, Blocks: t.Blocks, Payload: t.Payload,
@@ -265,6 +268,9 @@ func statsFromPB(s *pb.StatsResponse) block.Stats {
 		Catalog: block.CatalogStats{
 			State: c.GetState(), Reason: c.GetReason(), Since: fromUnixMillis(c.GetSinceUnixMs()), Errors: c.GetErrors(),
 		},
+	}
+	for _, n := range s.GetByNamespace() {
+		out.ByNamespace = append(out.ByNamespace, block.NamespaceStats{Name: n.GetName(), Asked: n.GetAsked(), Matched: n.GetMatched(), Misses: n.GetMisses()})
 	}
 	for _, t := range s.GetTiers() {
 		b := block.TierStats{

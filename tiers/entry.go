@@ -186,6 +186,7 @@ func (s *Store) arrive(h block.Handle, e *index.Entry, ix int, parent block.Hash
 	t.payload.Add(int64(e.Len))
 	t.bytesIn.Add(int64(e.Len))
 	if !counted(e, 1-ix) {
+		s.gone.forget(fingerprint(e.NS, &e.Hash))
 		s.names.count(e.NS, 1, int64(e.Len))
 	}
 	s.events.publish(s.event(block.EventStored, e, ix, parent))
@@ -254,6 +255,7 @@ func (s *Store) departed(d departure) (freed int64) {
 		}
 	}
 	if d.last {
+		s.noteGone(&d.e, d.why)
 		s.names.count(d.e.NS, -1, -int64(d.e.Len))
 		s.removed[d.why].Add(1)
 	}

@@ -67,7 +67,7 @@ func (s *Store) Get(ctx context.Context, nsID block.NamespaceID, hashLen int, wa
 		for j := range cur {
 			g := &cur[j]
 			holds := j+1 < len(cur) && g.near() && cur[j+1].near()
-			err := s.serve(ctx, hashLen, &want[i], g, o, func(p block.Payload) error {
+			err := s.serve(ctx, nsID, hashLen, &want[i], g, o, func(p block.Payload) error {
 				p.Held = holds
 				return use(i, p)
 			})
@@ -146,9 +146,9 @@ func (s *Store) ungrip(g *grip) {
 
 // serve hands one block to use: from its slot in G2, where the read from G3 has
 // brought it, or from a staging buffer when G2 had no room for it.
-func (s *Store) serve(ctx context.Context, hashLen int, w *block.Wanted, g *grip, o block.GetOptions, use func(block.Payload) error) error {
+func (s *Store) serve(ctx context.Context, nsID block.NamespaceID, hashLen int, w *block.Wanted, g *grip, o block.GetOptions, use func(block.Payload) error) error {
 	miss := func(r block.MissReason) error {
-		s.misses[r].Add(1)
+		s.missed(block.Key{NS: nsID, Hash: w.Hash}, r)
 		return use(block.Payload{Reason: r})
 	}
 	if g.h == 0 {

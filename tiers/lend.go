@@ -57,7 +57,9 @@ func (s *Store) Lend(ctx context.Context, nsID block.NamespaceID, hashLen int, h
 			held = append(held, g.h)
 			continue
 		}
-		s.misses[loans[i].Reason].Add(1)
+		k := block.Key{NS: nsID}
+		copy(k.Hash[:], hashes[i*hashLen:(i+1)*hashLen])
+		s.missed(k, loans[i].Reason)
 		if g.h != 0 {
 			s.release(g.h)
 		}

@@ -35,6 +35,7 @@ func (s *Store) Match(ctx context.Context, nsID block.NamespaceID, hashLen int, 
 		return o.All || !broken
 	})
 	if !o.Quiet {
+		s.countMatch(nsID, hashLen, hashes, n, res)
 		s.hintRequest(nsID, hashLen, hashes, n, res.Prefix, o.Class)
 	}
 	return ctx.Err()
@@ -91,6 +92,7 @@ func (s *Store) matchLeased(nsID block.NamespaceID, hashLen int, hashes []byte, 
 		res.Blocks = append(res.Blocks, f)
 	}
 	if !o.Quiet {
+		s.countMatch(nsID, hashLen, hashes, n, res)
 		s.hintRequest(nsID, hashLen, hashes, n, res.Prefix, o.Class)
 		s.hintHits(held)
 	}

@@ -3,6 +3,7 @@ package tiers
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -67,6 +68,7 @@ type namespace struct {
 	gate          sync.RWMutex
 	state         atomic.Pointer[block.Namespace]
 	blocks, bytes atomic.Int64
+	lookups       lookups
 }
 
 func (n *namespace) get() block.Namespace { return *n.state.Load() }
@@ -252,14 +254,23 @@ func (s *Store) NamespaceByID(id block.NamespaceID) (block.Namespace, error) {
 	return n.get(), nil
 }
 
+// all lists them by name.
+func (s *namespaces) all() []*namespace {
+	s.mu.RLock()
+	out := slices.Collect(maps.Values(s.mu.byID))
+	s.mu.RUnlock()
+	slices.SortFunc(out, func(a, b *namespace) int {
+		return strings.Compare(a.state.Load().Desc.Name, b.state.Load().Desc.Name)
+	})
+	return out
+}
+
 // Namespaces lists the open namespaces by name.
 func (s *Store) Namespaces() []block.NamespaceInfo {
-	s.names.mu.RLock()
-	out := make([]block.NamespaceInfo, 0, len(s.names.mu.byID))
-	for _, n := range s.names.mu.byID {
-		out = append(out, block.NamespaceInfo{Namespace: n.get(), Blocks: n.blocks.Load(), Bytes: n.bytes.Load()})
+	all := s.names.all()
+	out := make([]block.NamespaceInfo, len(all))
+	for i, n := range all {
+		out[i] = block.NamespaceInfo{Namespace: n.get(), Blocks: n.blocks.Load(), Bytes: n.bytes.Load()}
 	}
-	s.names.mu.RUnlock()
-	slices.SortFunc(out, func(a, b block.NamespaceInfo) int { return strings.Compare(a.Desc.Name, b.Desc.Name) })
 	return out
 }

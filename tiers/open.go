@@ -34,7 +34,7 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	if err := o.validate(); err != nil {
 		return nil, fmt.Errorf("open store: %w", err)
 	}
-	s := &Store{opts: o, log: o.Logger, agent: o.Agent, start: time.Now()}
+	s := &Store{opts: o, log: o.Logger, agent: o.Agent, start: time.Now(), gone: new(goneSet)}
 	s.life, s.endLife = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {

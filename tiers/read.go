@@ -174,7 +174,7 @@ func (s *Store) ReadInto(ctx context.Context, k block.Key, dst []byte, o block.G
 	g := s.grip(k)
 	r.Reason = g.reason
 	if g.h == 0 {
-		s.misses[r.Reason].Add(1)
+		s.missed(k, r.Reason)
 		return r
 	}
 	defer s.release(g.h)
@@ -207,7 +207,7 @@ func (s *Store) ReadInto(ctx context.Context, k block.Key, dst []byte, o block.G
 	}
 	if r.Err != nil {
 		r.Reason = missOf(r.Err)
-		s.misses[r.Reason].Add(1)
+		s.missed(k, r.Reason)
 		return r
 	}
 	r.Tier, r.Len, r.Sum = t.id, g.e.Len, g.e.Sum

@@ -33,8 +33,9 @@ func (s *Store) Stats() block.Stats {
 	for r := block.Evicted; r <= block.Discarded; r++ {
 		st.Removed[r.String()] = s.removed[r].Load()
 	}
-	for _, n := range s.Namespaces() {
-		st.Blocks += n.Blocks
+	for _, n := range s.names.all() {
+		st.Blocks += n.blocks.Load()
+		st.ByNamespace = append(st.ByNamespace, n.lookups.stats(n.get().Desc.Name))
 	}
 	for _, t := range s.tiers() {
 		st.Tiers = append(st.Tiers, t.stats(s))

@@ -56,7 +56,8 @@ type Store struct {
 
 	start     time.Time
 	gen       atomic.Uint64
-	firstGen  uint64          // below which all of earlier openings are
+	firstGen  uint64 // below which all of earlier openings are
+	gone      *goneSet
 	misses    [8]atomic.Int64 // by MissReason
 	removed   [8]atomic.Int64 // by Reason
 	conflicts atomic.Int64

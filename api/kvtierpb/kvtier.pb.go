@@ -3980,6 +3980,7 @@ type StatsResponse struct {
 	PinnedBytes   int64                  `protobuf:"varint,18,opt,name=pinned_bytes,json=pinnedBytes,proto3" json:"pinned_bytes,omitempty"` // of their payload
 	Scrub         *ScrubStatus           `protobuf:"bytes,19,opt,name=scrub,proto3" json:"scrub,omitempty"`
 	Catalog       *CatalogStats          `protobuf:"bytes,20,opt,name=catalog,proto3" json:"catalog,omitempty"`
+	ByNamespace   []*NamespaceStats      `protobuf:"bytes,21,rep,name=by_namespace,json=byNamespace,proto3" json:"by_namespace,omitempty"` // by name
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4154,6 +4155,86 @@ func (x *StatsResponse) GetCatalog() *CatalogStats {
 	return nil
 }
 
+func (x *StatsResponse) GetByNamespace() []*NamespaceStats {
+	if x != nil {
+		return x.ByNamespace
+	}
+	return nil
+}
+
+// NamespaceStats counts what matches, but for quiet ones, and gets asked a namespace for.
+// Counters are since the start.
+type NamespaceStats struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Name    string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Asked   int64                  `protobuf:"varint,2,opt,name=asked,proto3" json:"asked,omitempty"`     // blocks in matches
+	Matched int64                  `protobuf:"varint,3,opt,name=matched,proto3" json:"matched,omitempty"` // of those, blocks in unbroken prefixes
+	// Keys that a match or get did not find, or a get did not serve, by reason:
+	// never_stored, evicted, expired, deleted, discarded, corrupt, pending, no_room,
+	// deadline, unavailable. What left long ago counts as never stored.
+	Misses        map[string]int64 `protobuf:"bytes,4,rep,name=misses,proto3" json:"misses,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NamespaceStats) Reset() {
+	*x = NamespaceStats{}
+	mi := &file_kvtier_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NamespaceStats) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NamespaceStats) ProtoMessage() {}
+
+func (x *NamespaceStats) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NamespaceStats.ProtoReflect.Descriptor instead.
+func (*NamespaceStats) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *NamespaceStats) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *NamespaceStats) GetAsked() int64 {
+	if x != nil {
+		return x.Asked
+	}
+	return 0
+}
+
+func (x *NamespaceStats) GetMatched() int64 {
+	if x != nil {
+		return x.Matched
+	}
+	return 0
+}
+
+func (x *NamespaceStats) GetMisses() map[string]int64 {
+	if x != nil {
+		return x.Misses
+	}
+	return nil
+}
+
 // WatchRequest says whose events to tell, and from where on.
 type WatchRequest struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
@@ -4175,7 +4256,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_kvtier_proto_msgTypes[53]
+	mi := &file_kvtier_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4187,7 +4268,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[53]
+	mi := &file_kvtier_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4200,7 +4281,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{53}
+	return file_kvtier_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *WatchRequest) GetNamespace() uint32 {
@@ -4259,7 +4340,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_kvtier_proto_msgTypes[54]
+	mi := &file_kvtier_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4271,7 +4352,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[54]
+	mi := &file_kvtier_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4284,7 +4365,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{54}
+	return file_kvtier_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -4372,7 +4453,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_kvtier_proto_msgTypes[55]
+	mi := &file_kvtier_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4384,7 +4465,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[55]
+	mi := &file_kvtier_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4397,7 +4478,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{55}
+	return file_kvtier_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *WatchResponse) GetReady() bool {
@@ -4448,7 +4529,7 @@ type PinRequest struct {
 
 func (x *PinRequest) Reset() {
 	*x = PinRequest{}
-	mi := &file_kvtier_proto_msgTypes[56]
+	mi := &file_kvtier_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4460,7 +4541,7 @@ func (x *PinRequest) String() string {
 func (*PinRequest) ProtoMessage() {}
 
 func (x *PinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[56]
+	mi := &file_kvtier_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4473,7 +4554,7 @@ func (x *PinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinRequest.ProtoReflect.Descriptor instead.
 func (*PinRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{56}
+	return file_kvtier_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *PinRequest) GetNamespace() uint32 {
@@ -4516,7 +4597,7 @@ type PinResult struct {
 
 func (x *PinResult) Reset() {
 	*x = PinResult{}
-	mi := &file_kvtier_proto_msgTypes[57]
+	mi := &file_kvtier_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4528,7 +4609,7 @@ func (x *PinResult) String() string {
 func (*PinResult) ProtoMessage() {}
 
 func (x *PinResult) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[57]
+	mi := &file_kvtier_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4541,7 +4622,7 @@ func (x *PinResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinResult.ProtoReflect.Descriptor instead.
 func (*PinResult) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{57}
+	return file_kvtier_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *PinResult) GetFailure() *Failure {
@@ -4561,7 +4642,7 @@ type PinResponse struct {
 
 func (x *PinResponse) Reset() {
 	*x = PinResponse{}
-	mi := &file_kvtier_proto_msgTypes[58]
+	mi := &file_kvtier_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4573,7 +4654,7 @@ func (x *PinResponse) String() string {
 func (*PinResponse) ProtoMessage() {}
 
 func (x *PinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[58]
+	mi := &file_kvtier_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4586,7 +4667,7 @@ func (x *PinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinResponse.ProtoReflect.Descriptor instead.
 func (*PinResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{58}
+	return file_kvtier_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *PinResponse) GetResults() []*PinResult {
@@ -4609,7 +4690,7 @@ type UnpinRequest struct {
 
 func (x *UnpinRequest) Reset() {
 	*x = UnpinRequest{}
-	mi := &file_kvtier_proto_msgTypes[59]
+	mi := &file_kvtier_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4621,7 +4702,7 @@ func (x *UnpinRequest) String() string {
 func (*UnpinRequest) ProtoMessage() {}
 
 func (x *UnpinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[59]
+	mi := &file_kvtier_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4634,7 +4715,7 @@ func (x *UnpinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinRequest.ProtoReflect.Descriptor instead.
 func (*UnpinRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{59}
+	return file_kvtier_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *UnpinRequest) GetNamespace() uint32 {
@@ -4675,7 +4756,7 @@ type UnpinResponse struct {
 
 func (x *UnpinResponse) Reset() {
 	*x = UnpinResponse{}
-	mi := &file_kvtier_proto_msgTypes[60]
+	mi := &file_kvtier_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4687,7 +4768,7 @@ func (x *UnpinResponse) String() string {
 func (*UnpinResponse) ProtoMessage() {}
 
 func (x *UnpinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[60]
+	mi := &file_kvtier_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4700,7 +4781,7 @@ func (x *UnpinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinResponse.ProtoReflect.Descriptor instead.
 func (*UnpinResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{60}
+	return file_kvtier_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *UnpinResponse) GetUnpinned() uint32 {
@@ -4721,7 +4802,7 @@ type StartScrubRequest struct {
 
 func (x *StartScrubRequest) Reset() {
 	*x = StartScrubRequest{}
-	mi := &file_kvtier_proto_msgTypes[61]
+	mi := &file_kvtier_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4733,7 +4814,7 @@ func (x *StartScrubRequest) String() string {
 func (*StartScrubRequest) ProtoMessage() {}
 
 func (x *StartScrubRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[61]
+	mi := &file_kvtier_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4746,7 +4827,7 @@ func (x *StartScrubRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartScrubRequest.ProtoReflect.Descriptor instead.
 func (*StartScrubRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{61}
+	return file_kvtier_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *StartScrubRequest) GetBytesPerSecond() int64 {
@@ -4772,7 +4853,7 @@ type StopScrubRequest struct {
 
 func (x *StopScrubRequest) Reset() {
 	*x = StopScrubRequest{}
-	mi := &file_kvtier_proto_msgTypes[62]
+	mi := &file_kvtier_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4784,7 +4865,7 @@ func (x *StopScrubRequest) String() string {
 func (*StopScrubRequest) ProtoMessage() {}
 
 func (x *StopScrubRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[62]
+	mi := &file_kvtier_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4797,7 +4878,7 @@ func (x *StopScrubRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopScrubRequest.ProtoReflect.Descriptor instead.
 func (*StopScrubRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{62}
+	return file_kvtier_proto_rawDescGZIP(), []int{63}
 }
 
 // ScrubStatus tells how far a scrub is, or how the last one ended. Its counters
@@ -4821,7 +4902,7 @@ type ScrubStatus struct {
 
 func (x *ScrubStatus) Reset() {
 	*x = ScrubStatus{}
-	mi := &file_kvtier_proto_msgTypes[63]
+	mi := &file_kvtier_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4833,7 +4914,7 @@ func (x *ScrubStatus) String() string {
 func (*ScrubStatus) ProtoMessage() {}
 
 func (x *ScrubStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[63]
+	mi := &file_kvtier_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4846,7 +4927,7 @@ func (x *ScrubStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubStatus.ProtoReflect.Descriptor instead.
 func (*ScrubStatus) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{63}
+	return file_kvtier_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ScrubStatus) GetState() ScrubState {
@@ -4935,7 +5016,7 @@ type ListSessionsRequest struct {
 
 func (x *ListSessionsRequest) Reset() {
 	*x = ListSessionsRequest{}
-	mi := &file_kvtier_proto_msgTypes[64]
+	mi := &file_kvtier_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4947,7 +5028,7 @@ func (x *ListSessionsRequest) String() string {
 func (*ListSessionsRequest) ProtoMessage() {}
 
 func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[64]
+	mi := &file_kvtier_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4960,7 +5041,7 @@ func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{64}
+	return file_kvtier_proto_rawDescGZIP(), []int{65}
 }
 
 // ListSessionsResponse lists sessions.
@@ -4973,7 +5054,7 @@ type ListSessionsResponse struct {
 
 func (x *ListSessionsResponse) Reset() {
 	*x = ListSessionsResponse{}
-	mi := &file_kvtier_proto_msgTypes[65]
+	mi := &file_kvtier_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4985,7 +5066,7 @@ func (x *ListSessionsResponse) String() string {
 func (*ListSessionsResponse) ProtoMessage() {}
 
 func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[65]
+	mi := &file_kvtier_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4998,7 +5079,7 @@ func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{65}
+	return file_kvtier_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ListSessionsResponse) GetSessions() []*SessionInfo {
@@ -5034,7 +5115,7 @@ type SessionInfo struct {
 
 func (x *SessionInfo) Reset() {
 	*x = SessionInfo{}
-	mi := &file_kvtier_proto_msgTypes[66]
+	mi := &file_kvtier_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5046,7 +5127,7 @@ func (x *SessionInfo) String() string {
 func (*SessionInfo) ProtoMessage() {}
 
 func (x *SessionInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[66]
+	mi := &file_kvtier_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5059,7 +5140,7 @@ func (x *SessionInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionInfo.ProtoReflect.Descriptor instead.
 func (*SessionInfo) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{66}
+	return file_kvtier_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *SessionInfo) GetId() uint64 {
@@ -5198,7 +5279,7 @@ type IdentityUsage struct {
 
 func (x *IdentityUsage) Reset() {
 	*x = IdentityUsage{}
-	mi := &file_kvtier_proto_msgTypes[67]
+	mi := &file_kvtier_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5210,7 +5291,7 @@ func (x *IdentityUsage) String() string {
 func (*IdentityUsage) ProtoMessage() {}
 
 func (x *IdentityUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[67]
+	mi := &file_kvtier_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5223,7 +5304,7 @@ func (x *IdentityUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdentityUsage.ProtoReflect.Descriptor instead.
 func (*IdentityUsage) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{67}
+	return file_kvtier_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *IdentityUsage) GetSessions() uint32 {
@@ -5284,7 +5365,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_kvtier_proto_msgTypes[68]
+	mi := &file_kvtier_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5296,7 +5377,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[68]
+	mi := &file_kvtier_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5309,7 +5390,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{68}
+	return file_kvtier_proto_rawDescGZIP(), []int{69}
 }
 
 // TierPolicy is what decides which blocks leave a tier first.
@@ -5325,7 +5406,7 @@ type TierPolicy struct {
 
 func (x *TierPolicy) Reset() {
 	*x = TierPolicy{}
-	mi := &file_kvtier_proto_msgTypes[69]
+	mi := &file_kvtier_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5337,7 +5418,7 @@ func (x *TierPolicy) String() string {
 func (*TierPolicy) ProtoMessage() {}
 
 func (x *TierPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[69]
+	mi := &file_kvtier_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5350,7 +5431,7 @@ func (x *TierPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TierPolicy.ProtoReflect.Descriptor instead.
 func (*TierPolicy) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{69}
+	return file_kvtier_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *TierPolicy) GetTier() Tier {
@@ -5391,7 +5472,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_kvtier_proto_msgTypes[70]
+	mi := &file_kvtier_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5403,7 +5484,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[70]
+	mi := &file_kvtier_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5416,7 +5497,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{70}
+	return file_kvtier_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ListPoliciesResponse) GetTiers() []*TierPolicy {
@@ -5437,7 +5518,7 @@ type SetPolicyRequest struct {
 
 func (x *SetPolicyRequest) Reset() {
 	*x = SetPolicyRequest{}
-	mi := &file_kvtier_proto_msgTypes[71]
+	mi := &file_kvtier_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5449,7 +5530,7 @@ func (x *SetPolicyRequest) String() string {
 func (*SetPolicyRequest) ProtoMessage() {}
 
 func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[71]
+	mi := &file_kvtier_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5462,7 +5543,7 @@ func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*SetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{71}
+	return file_kvtier_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *SetPolicyRequest) GetTier() Tier {
@@ -5488,7 +5569,7 @@ type SetPolicyResponse struct {
 
 func (x *SetPolicyResponse) Reset() {
 	*x = SetPolicyResponse{}
-	mi := &file_kvtier_proto_msgTypes[72]
+	mi := &file_kvtier_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5500,7 +5581,7 @@ func (x *SetPolicyResponse) String() string {
 func (*SetPolicyResponse) ProtoMessage() {}
 
 func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[72]
+	mi := &file_kvtier_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5513,7 +5594,7 @@ func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*SetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{72}
+	return file_kvtier_proto_rawDescGZIP(), []int{73}
 }
 
 var File_kvtier_proto protoreflect.FileDescriptor
@@ -5783,7 +5864,7 @@ const file_kvtier_proto_rawDesc = "" +
 	"\x05state\x18\x01 \x01(\tR\x05state\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\"\n" +
 	"\rsince_unix_ms\x18\x03 \x01(\x03R\vsinceUnixMs\x12\x16\n" +
-	"\x06errors\x18\x04 \x01(\x03R\x06errors\"\xe9\x06\n" +
+	"\x06errors\x18\x04 \x01(\x03R\x06errors\"\xa7\a\n" +
 	"\rStatsResponse\x12\x1b\n" +
 	"\tuptime_ms\x18\x01 \x01(\x03R\buptimeMs\x12\x1e\n" +
 	"\n" +
@@ -5809,11 +5890,20 @@ const file_kvtier_proto_rawDesc = "" +
 	"\x06pinned\x18\x11 \x01(\x03R\x06pinned\x12!\n" +
 	"\fpinned_bytes\x18\x12 \x01(\x03R\vpinnedBytes\x12,\n" +
 	"\x05scrub\x18\x13 \x01(\v2\x16.kvtier.v1.ScrubStatusR\x05scrub\x121\n" +
-	"\acatalog\x18\x14 \x01(\v2\x17.kvtier.v1.CatalogStatsR\acatalog\x1a9\n" +
+	"\acatalog\x18\x14 \x01(\v2\x17.kvtier.v1.CatalogStatsR\acatalog\x12<\n" +
+	"\fby_namespace\x18\x15 \x03(\v2\x19.kvtier.v1.NamespaceStatsR\vbyNamespace\x1a9\n" +
 	"\vMissesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\x1a:\n" +
 	"\fRemovedEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\xce\x01\n" +
+	"\x0eNamespaceStats\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
+	"\x05asked\x18\x02 \x01(\x03R\x05asked\x12\x18\n" +
+	"\amatched\x18\x03 \x01(\x03R\amatched\x12=\n" +
+	"\x06misses\x18\x04 \x03(\v2%.kvtier.v1.NamespaceStats.MissesEntryR\x06misses\x1a9\n" +
+	"\vMissesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\xa5\x01\n" +
 	"\fWatchRequest\x12\x1c\n" +
@@ -6022,7 +6112,7 @@ func file_kvtier_proto_rawDescGZIP() []byte {
 }
 
 var file_kvtier_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_kvtier_proto_msgTypes = make([]protoimpl.MessageInfo, 75)
+var file_kvtier_proto_msgTypes = make([]protoimpl.MessageInfo, 77)
 var file_kvtier_proto_goTypes = []any{
 	(Tier)(0),                      // 0: kvtier.v1.Tier
 	(MissReason)(0),                // 1: kvtier.v1.MissReason
@@ -6084,28 +6174,30 @@ var file_kvtier_proto_goTypes = []any{
 	(*PrefetchStats)(nil),          // 57: kvtier.v1.PrefetchStats
 	(*CatalogStats)(nil),           // 58: kvtier.v1.CatalogStats
 	(*StatsResponse)(nil),          // 59: kvtier.v1.StatsResponse
-	(*WatchRequest)(nil),           // 60: kvtier.v1.WatchRequest
-	(*Event)(nil),                  // 61: kvtier.v1.Event
-	(*WatchResponse)(nil),          // 62: kvtier.v1.WatchResponse
-	(*PinRequest)(nil),             // 63: kvtier.v1.PinRequest
-	(*PinResult)(nil),              // 64: kvtier.v1.PinResult
-	(*PinResponse)(nil),            // 65: kvtier.v1.PinResponse
-	(*UnpinRequest)(nil),           // 66: kvtier.v1.UnpinRequest
-	(*UnpinResponse)(nil),          // 67: kvtier.v1.UnpinResponse
-	(*StartScrubRequest)(nil),      // 68: kvtier.v1.StartScrubRequest
-	(*StopScrubRequest)(nil),       // 69: kvtier.v1.StopScrubRequest
-	(*ScrubStatus)(nil),            // 70: kvtier.v1.ScrubStatus
-	(*ListSessionsRequest)(nil),    // 71: kvtier.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil),   // 72: kvtier.v1.ListSessionsResponse
-	(*SessionInfo)(nil),            // 73: kvtier.v1.SessionInfo
-	(*IdentityUsage)(nil),          // 74: kvtier.v1.IdentityUsage
-	(*ListPoliciesRequest)(nil),    // 75: kvtier.v1.ListPoliciesRequest
-	(*TierPolicy)(nil),             // 76: kvtier.v1.TierPolicy
-	(*ListPoliciesResponse)(nil),   // 77: kvtier.v1.ListPoliciesResponse
-	(*SetPolicyRequest)(nil),       // 78: kvtier.v1.SetPolicyRequest
-	(*SetPolicyResponse)(nil),      // 79: kvtier.v1.SetPolicyResponse
-	nil,                            // 80: kvtier.v1.StatsResponse.MissesEntry
-	nil,                            // 81: kvtier.v1.StatsResponse.RemovedEntry
+	(*NamespaceStats)(nil),         // 60: kvtier.v1.NamespaceStats
+	(*WatchRequest)(nil),           // 61: kvtier.v1.WatchRequest
+	(*Event)(nil),                  // 62: kvtier.v1.Event
+	(*WatchResponse)(nil),          // 63: kvtier.v1.WatchResponse
+	(*PinRequest)(nil),             // 64: kvtier.v1.PinRequest
+	(*PinResult)(nil),              // 65: kvtier.v1.PinResult
+	(*PinResponse)(nil),            // 66: kvtier.v1.PinResponse
+	(*UnpinRequest)(nil),           // 67: kvtier.v1.UnpinRequest
+	(*UnpinResponse)(nil),          // 68: kvtier.v1.UnpinResponse
+	(*StartScrubRequest)(nil),      // 69: kvtier.v1.StartScrubRequest
+	(*StopScrubRequest)(nil),       // 70: kvtier.v1.StopScrubRequest
+	(*ScrubStatus)(nil),            // 71: kvtier.v1.ScrubStatus
+	(*ListSessionsRequest)(nil),    // 72: kvtier.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),   // 73: kvtier.v1.ListSessionsResponse
+	(*SessionInfo)(nil),            // 74: kvtier.v1.SessionInfo
+	(*IdentityUsage)(nil),          // 75: kvtier.v1.IdentityUsage
+	(*ListPoliciesRequest)(nil),    // 76: kvtier.v1.ListPoliciesRequest
+	(*TierPolicy)(nil),             // 77: kvtier.v1.TierPolicy
+	(*ListPoliciesResponse)(nil),   // 78: kvtier.v1.ListPoliciesResponse
+	(*SetPolicyRequest)(nil),       // 79: kvtier.v1.SetPolicyRequest
+	(*SetPolicyResponse)(nil),      // 80: kvtier.v1.SetPolicyResponse
+	nil,                            // 81: kvtier.v1.StatsResponse.MissesEntry
+	nil,                            // 82: kvtier.v1.StatsResponse.RemovedEntry
+	nil,                            // 83: kvtier.v1.NamespaceStats.MissesEntry
 }
 var file_kvtier_proto_depIdxs = []int32{
 	2,  // 0: kvtier.v1.Failure.cause:type_name -> kvtier.v1.Cause
@@ -6140,82 +6232,84 @@ var file_kvtier_proto_depIdxs = []int32{
 	0,  // 29: kvtier.v1.TierStats.tier:type_name -> kvtier.v1.Tier
 	55, // 30: kvtier.v1.TierStats.devices:type_name -> kvtier.v1.DeviceStats
 	56, // 31: kvtier.v1.StatsResponse.tiers:type_name -> kvtier.v1.TierStats
-	80, // 32: kvtier.v1.StatsResponse.misses:type_name -> kvtier.v1.StatsResponse.MissesEntry
-	81, // 33: kvtier.v1.StatsResponse.removed:type_name -> kvtier.v1.StatsResponse.RemovedEntry
+	81, // 32: kvtier.v1.StatsResponse.misses:type_name -> kvtier.v1.StatsResponse.MissesEntry
+	82, // 33: kvtier.v1.StatsResponse.removed:type_name -> kvtier.v1.StatsResponse.RemovedEntry
 	57, // 34: kvtier.v1.StatsResponse.prefetch:type_name -> kvtier.v1.PrefetchStats
-	70, // 35: kvtier.v1.StatsResponse.scrub:type_name -> kvtier.v1.ScrubStatus
+	71, // 35: kvtier.v1.StatsResponse.scrub:type_name -> kvtier.v1.ScrubStatus
 	58, // 36: kvtier.v1.StatsResponse.catalog:type_name -> kvtier.v1.CatalogStats
-	4,  // 37: kvtier.v1.Event.kind:type_name -> kvtier.v1.EventKind
-	0,  // 38: kvtier.v1.Event.tier:type_name -> kvtier.v1.Tier
-	5,  // 39: kvtier.v1.Event.reason:type_name -> kvtier.v1.Reason
-	61, // 40: kvtier.v1.WatchResponse.event:type_name -> kvtier.v1.Event
-	7,  // 41: kvtier.v1.PinResult.failure:type_name -> kvtier.v1.Failure
-	64, // 42: kvtier.v1.PinResponse.results:type_name -> kvtier.v1.PinResult
-	6,  // 43: kvtier.v1.ScrubStatus.state:type_name -> kvtier.v1.ScrubState
-	73, // 44: kvtier.v1.ListSessionsResponse.sessions:type_name -> kvtier.v1.SessionInfo
-	74, // 45: kvtier.v1.SessionInfo.identity_usage:type_name -> kvtier.v1.IdentityUsage
-	0,  // 46: kvtier.v1.TierPolicy.tier:type_name -> kvtier.v1.Tier
-	76, // 47: kvtier.v1.ListPoliciesResponse.tiers:type_name -> kvtier.v1.TierPolicy
-	0,  // 48: kvtier.v1.SetPolicyRequest.tier:type_name -> kvtier.v1.Tier
-	8,  // 49: kvtier.v1.Kvtier.Ping:input_type -> kvtier.v1.PingRequest
-	12, // 50: kvtier.v1.Kvtier.OpenNamespace:input_type -> kvtier.v1.OpenNamespaceRequest
-	14, // 51: kvtier.v1.Kvtier.GetNamespace:input_type -> kvtier.v1.GetNamespaceRequest
-	15, // 52: kvtier.v1.Kvtier.ListNamespaces:input_type -> kvtier.v1.ListNamespacesRequest
-	18, // 53: kvtier.v1.Kvtier.Match:input_type -> kvtier.v1.MatchRequest
-	21, // 54: kvtier.v1.Kvtier.Locate:input_type -> kvtier.v1.LocateRequest
-	25, // 55: kvtier.v1.Kvtier.Put:input_type -> kvtier.v1.PutRequest
-	30, // 56: kvtier.v1.Kvtier.Get:input_type -> kvtier.v1.GetRequest
-	33, // 57: kvtier.v1.Kvtier.Reserve:input_type -> kvtier.v1.ReserveRequest
-	36, // 58: kvtier.v1.Kvtier.Commit:input_type -> kvtier.v1.CommitRequest
-	38, // 59: kvtier.v1.Kvtier.Abort:input_type -> kvtier.v1.AbortRequest
-	40, // 60: kvtier.v1.Kvtier.Prefetch:input_type -> kvtier.v1.PrefetchRequest
-	42, // 61: kvtier.v1.Kvtier.CancelPrefetch:input_type -> kvtier.v1.CancelPrefetchRequest
-	44, // 62: kvtier.v1.Kvtier.RenewLease:input_type -> kvtier.v1.RenewLeaseRequest
-	45, // 63: kvtier.v1.Kvtier.ReleaseLease:input_type -> kvtier.v1.ReleaseLeaseRequest
-	47, // 64: kvtier.v1.Kvtier.Delete:input_type -> kvtier.v1.DeleteRequest
-	49, // 65: kvtier.v1.Kvtier.Clear:input_type -> kvtier.v1.ClearRequest
-	51, // 66: kvtier.v1.Kvtier.List:input_type -> kvtier.v1.ListRequest
-	71, // 67: kvtier.v1.Kvtier.ListSessions:input_type -> kvtier.v1.ListSessionsRequest
-	54, // 68: kvtier.v1.Kvtier.Stats:input_type -> kvtier.v1.StatsRequest
-	60, // 69: kvtier.v1.Kvtier.Watch:input_type -> kvtier.v1.WatchRequest
-	63, // 70: kvtier.v1.Kvtier.Pin:input_type -> kvtier.v1.PinRequest
-	66, // 71: kvtier.v1.Kvtier.Unpin:input_type -> kvtier.v1.UnpinRequest
-	68, // 72: kvtier.v1.Kvtier.StartScrub:input_type -> kvtier.v1.StartScrubRequest
-	69, // 73: kvtier.v1.Kvtier.StopScrub:input_type -> kvtier.v1.StopScrubRequest
-	75, // 74: kvtier.v1.Kvtier.ListPolicies:input_type -> kvtier.v1.ListPoliciesRequest
-	78, // 75: kvtier.v1.Kvtier.SetPolicy:input_type -> kvtier.v1.SetPolicyRequest
-	9,  // 76: kvtier.v1.Kvtier.Ping:output_type -> kvtier.v1.PingResponse
-	13, // 77: kvtier.v1.Kvtier.OpenNamespace:output_type -> kvtier.v1.Namespace
-	13, // 78: kvtier.v1.Kvtier.GetNamespace:output_type -> kvtier.v1.Namespace
-	17, // 79: kvtier.v1.Kvtier.ListNamespaces:output_type -> kvtier.v1.ListNamespacesResponse
-	19, // 80: kvtier.v1.Kvtier.Match:output_type -> kvtier.v1.MatchResponse
-	24, // 81: kvtier.v1.Kvtier.Locate:output_type -> kvtier.v1.LocateResponse
-	29, // 82: kvtier.v1.Kvtier.Put:output_type -> kvtier.v1.PutResponse
-	31, // 83: kvtier.v1.Kvtier.Get:output_type -> kvtier.v1.GetResponse
-	35, // 84: kvtier.v1.Kvtier.Reserve:output_type -> kvtier.v1.ReserveResponse
-	37, // 85: kvtier.v1.Kvtier.Commit:output_type -> kvtier.v1.CommitResponse
-	39, // 86: kvtier.v1.Kvtier.Abort:output_type -> kvtier.v1.AbortResponse
-	41, // 87: kvtier.v1.Kvtier.Prefetch:output_type -> kvtier.v1.PrefetchResponse
-	43, // 88: kvtier.v1.Kvtier.CancelPrefetch:output_type -> kvtier.v1.CancelPrefetchResponse
-	20, // 89: kvtier.v1.Kvtier.RenewLease:output_type -> kvtier.v1.Lease
-	46, // 90: kvtier.v1.Kvtier.ReleaseLease:output_type -> kvtier.v1.ReleaseLeaseResponse
-	48, // 91: kvtier.v1.Kvtier.Delete:output_type -> kvtier.v1.DeleteResponse
-	50, // 92: kvtier.v1.Kvtier.Clear:output_type -> kvtier.v1.ClearResponse
-	53, // 93: kvtier.v1.Kvtier.List:output_type -> kvtier.v1.ListResponse
-	72, // 94: kvtier.v1.Kvtier.ListSessions:output_type -> kvtier.v1.ListSessionsResponse
-	59, // 95: kvtier.v1.Kvtier.Stats:output_type -> kvtier.v1.StatsResponse
-	62, // 96: kvtier.v1.Kvtier.Watch:output_type -> kvtier.v1.WatchResponse
-	65, // 97: kvtier.v1.Kvtier.Pin:output_type -> kvtier.v1.PinResponse
-	67, // 98: kvtier.v1.Kvtier.Unpin:output_type -> kvtier.v1.UnpinResponse
-	70, // 99: kvtier.v1.Kvtier.StartScrub:output_type -> kvtier.v1.ScrubStatus
-	70, // 100: kvtier.v1.Kvtier.StopScrub:output_type -> kvtier.v1.ScrubStatus
-	77, // 101: kvtier.v1.Kvtier.ListPolicies:output_type -> kvtier.v1.ListPoliciesResponse
-	79, // 102: kvtier.v1.Kvtier.SetPolicy:output_type -> kvtier.v1.SetPolicyResponse
-	76, // [76:103] is the sub-list for method output_type
-	49, // [49:76] is the sub-list for method input_type
-	49, // [49:49] is the sub-list for extension type_name
-	49, // [49:49] is the sub-list for extension extendee
-	0,  // [0:49] is the sub-list for field type_name
+	60, // 37: kvtier.v1.StatsResponse.by_namespace:type_name -> kvtier.v1.NamespaceStats
+	83, // 38: kvtier.v1.NamespaceStats.misses:type_name -> kvtier.v1.NamespaceStats.MissesEntry
+	4,  // 39: kvtier.v1.Event.kind:type_name -> kvtier.v1.EventKind
+	0,  // 40: kvtier.v1.Event.tier:type_name -> kvtier.v1.Tier
+	5,  // 41: kvtier.v1.Event.reason:type_name -> kvtier.v1.Reason
+	62, // 42: kvtier.v1.WatchResponse.event:type_name -> kvtier.v1.Event
+	7,  // 43: kvtier.v1.PinResult.failure:type_name -> kvtier.v1.Failure
+	65, // 44: kvtier.v1.PinResponse.results:type_name -> kvtier.v1.PinResult
+	6,  // 45: kvtier.v1.ScrubStatus.state:type_name -> kvtier.v1.ScrubState
+	74, // 46: kvtier.v1.ListSessionsResponse.sessions:type_name -> kvtier.v1.SessionInfo
+	75, // 47: kvtier.v1.SessionInfo.identity_usage:type_name -> kvtier.v1.IdentityUsage
+	0,  // 48: kvtier.v1.TierPolicy.tier:type_name -> kvtier.v1.Tier
+	77, // 49: kvtier.v1.ListPoliciesResponse.tiers:type_name -> kvtier.v1.TierPolicy
+	0,  // 50: kvtier.v1.SetPolicyRequest.tier:type_name -> kvtier.v1.Tier
+	8,  // 51: kvtier.v1.Kvtier.Ping:input_type -> kvtier.v1.PingRequest
+	12, // 52: kvtier.v1.Kvtier.OpenNamespace:input_type -> kvtier.v1.OpenNamespaceRequest
+	14, // 53: kvtier.v1.Kvtier.GetNamespace:input_type -> kvtier.v1.GetNamespaceRequest
+	15, // 54: kvtier.v1.Kvtier.ListNamespaces:input_type -> kvtier.v1.ListNamespacesRequest
+	18, // 55: kvtier.v1.Kvtier.Match:input_type -> kvtier.v1.MatchRequest
+	21, // 56: kvtier.v1.Kvtier.Locate:input_type -> kvtier.v1.LocateRequest
+	25, // 57: kvtier.v1.Kvtier.Put:input_type -> kvtier.v1.PutRequest
+	30, // 58: kvtier.v1.Kvtier.Get:input_type -> kvtier.v1.GetRequest
+	33, // 59: kvtier.v1.Kvtier.Reserve:input_type -> kvtier.v1.ReserveRequest
+	36, // 60: kvtier.v1.Kvtier.Commit:input_type -> kvtier.v1.CommitRequest
+	38, // 61: kvtier.v1.Kvtier.Abort:input_type -> kvtier.v1.AbortRequest
+	40, // 62: kvtier.v1.Kvtier.Prefetch:input_type -> kvtier.v1.PrefetchRequest
+	42, // 63: kvtier.v1.Kvtier.CancelPrefetch:input_type -> kvtier.v1.CancelPrefetchRequest
+	44, // 64: kvtier.v1.Kvtier.RenewLease:input_type -> kvtier.v1.RenewLeaseRequest
+	45, // 65: kvtier.v1.Kvtier.ReleaseLease:input_type -> kvtier.v1.ReleaseLeaseRequest
+	47, // 66: kvtier.v1.Kvtier.Delete:input_type -> kvtier.v1.DeleteRequest
+	49, // 67: kvtier.v1.Kvtier.Clear:input_type -> kvtier.v1.ClearRequest
+	51, // 68: kvtier.v1.Kvtier.List:input_type -> kvtier.v1.ListRequest
+	72, // 69: kvtier.v1.Kvtier.ListSessions:input_type -> kvtier.v1.ListSessionsRequest
+	54, // 70: kvtier.v1.Kvtier.Stats:input_type -> kvtier.v1.StatsRequest
+	61, // 71: kvtier.v1.Kvtier.Watch:input_type -> kvtier.v1.WatchRequest
+	64, // 72: kvtier.v1.Kvtier.Pin:input_type -> kvtier.v1.PinRequest
+	67, // 73: kvtier.v1.Kvtier.Unpin:input_type -> kvtier.v1.UnpinRequest
+	69, // 74: kvtier.v1.Kvtier.StartScrub:input_type -> kvtier.v1.StartScrubRequest
+	70, // 75: kvtier.v1.Kvtier.StopScrub:input_type -> kvtier.v1.StopScrubRequest
+	76, // 76: kvtier.v1.Kvtier.ListPolicies:input_type -> kvtier.v1.ListPoliciesRequest
+	79, // 77: kvtier.v1.Kvtier.SetPolicy:input_type -> kvtier.v1.SetPolicyRequest
+	9,  // 78: kvtier.v1.Kvtier.Ping:output_type -> kvtier.v1.PingResponse
+	13, // 79: kvtier.v1.Kvtier.OpenNamespace:output_type -> kvtier.v1.Namespace
+	13, // 80: kvtier.v1.Kvtier.GetNamespace:output_type -> kvtier.v1.Namespace
+	17, // 81: kvtier.v1.Kvtier.ListNamespaces:output_type -> kvtier.v1.ListNamespacesResponse
+	19, // 82: kvtier.v1.Kvtier.Match:output_type -> kvtier.v1.MatchResponse
+	24, // 83: kvtier.v1.Kvtier.Locate:output_type -> kvtier.v1.LocateResponse
+	29, // 84: kvtier.v1.Kvtier.Put:output_type -> kvtier.v1.PutResponse
+	31, // 85: kvtier.v1.Kvtier.Get:output_type -> kvtier.v1.GetResponse
+	35, // 86: kvtier.v1.Kvtier.Reserve:output_type -> kvtier.v1.ReserveResponse
+	37, // 87: kvtier.v1.Kvtier.Commit:output_type -> kvtier.v1.CommitResponse
+	39, // 88: kvtier.v1.Kvtier.Abort:output_type -> kvtier.v1.AbortResponse
+	41, // 89: kvtier.v1.Kvtier.Prefetch:output_type -> kvtier.v1.PrefetchResponse
+	43, // 90: kvtier.v1.Kvtier.CancelPrefetch:output_type -> kvtier.v1.CancelPrefetchResponse
+	20, // 91: kvtier.v1.Kvtier.RenewLease:output_type -> kvtier.v1.Lease
+	46, // 92: kvtier.v1.Kvtier.ReleaseLease:output_type -> kvtier.v1.ReleaseLeaseResponse
+	48, // 93: kvtier.v1.Kvtier.Delete:output_type -> kvtier.v1.DeleteResponse
+	50, // 94: kvtier.v1.Kvtier.Clear:output_type -> kvtier.v1.ClearResponse
+	53, // 95: kvtier.v1.Kvtier.List:output_type -> kvtier.v1.ListResponse
+	73, // 96: kvtier.v1.Kvtier.ListSessions:output_type -> kvtier.v1.ListSessionsResponse
+	59, // 97: kvtier.v1.Kvtier.Stats:output_type -> kvtier.v1.StatsResponse
+	63, // 98: kvtier.v1.Kvtier.Watch:output_type -> kvtier.v1.WatchResponse
+	66, // 99: kvtier.v1.Kvtier.Pin:output_type -> kvtier.v1.PinResponse
+	68, // 100: kvtier.v1.Kvtier.Unpin:output_type -> kvtier.v1.UnpinResponse
+	71, // 101: kvtier.v1.Kvtier.StartScrub:output_type -> kvtier.v1.ScrubStatus
+	71, // 102: kvtier.v1.Kvtier.StopScrub:output_type -> kvtier.v1.ScrubStatus
+	78, // 103: kvtier.v1.Kvtier.ListPolicies:output_type -> kvtier.v1.ListPoliciesResponse
+	80, // 104: kvtier.v1.Kvtier.SetPolicy:output_type -> kvtier.v1.SetPolicyResponse
+	78, // [78:105] is the sub-list for method output_type
+	51, // [51:78] is the sub-list for method input_type
+	51, // [51:51] is the sub-list for extension type_name
+	51, // [51:51] is the sub-list for extension extendee
+	0,  // [0:51] is the sub-list for field type_name
 }
 
 func init() { file_kvtier_proto_init() }
@@ -6229,7 +6323,7 @@ func file_kvtier_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvtier_proto_rawDesc), len(file_kvtier_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   75,
+			NumMessages:   77,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

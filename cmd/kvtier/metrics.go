@@ -69,6 +69,8 @@ type storeCollector struct {
 	info    *prometheus.Desc
 	opened  *prometheus.Desc
 	policy  *prometheus.Desc
+	space   group[block.NamespaceStats]
+	missed  *prometheus.Desc
 }
 
 // newStoreCollector makes the collector of what take returns.
@@ -87,10 +89,13 @@ func newStoreCollector(take func() (storeSnapshot, bool)) *storeCollector {
 		info: prometheus.NewDesc("kvtier_device_info", "A device of a tier: identity of its slab, I/O engine and state. Always 1.",
 			[]string{"tier", "device", "id", "engine", "state"}, nil),
 		opened: prometheus.NewDesc("kvtier_store_info", "The store: its incarnation, which is drawn when it is opened. Always 1.", []string{"incarnation"}, nil),
+		space:  group[block.NamespaceStats]{prefix: "kvtier_namespace_", labels: []string{"namespace"}},
+		missed: prometheus.NewDesc("kvtier_namespace_misses_total", "Keys of a namespace that a match or get did not find, or a get did not serve, by reason.", []string{"namespace", "reason"}, nil),
 		policy: prometheus.NewDesc("kvtier_tier_policy_info", "Which policy decides what leaves a tier. Always 1.", []string{"tier", "policy"}, nil),
 	}
 	c.addStore()
 	c.addTier()
+	c.addNamespace()
 	c.addDevice()
 	c.addScrub()
 	c.addCatalog()
@@ -115,6 +120,11 @@ func (c *storeCollector) addStore() {
 	c.store.add(counter, "prefetch_done_total", "Blocks brought up by prefetch.", func(s *block.Stats) float64 { return float64(s.Prefetch.Done) })
 	c.store.add(counter, "prefetch_dropped_total", "Blocks not prefetched because the queue was full.", func(s *block.Stats) float64 { return float64(s.Prefetch.Dropped) })
 	c.store.add(counter, "prefetch_cancelled_total", "Blocks whose prefetch was cancelled.", func(s *block.Stats) float64 { return float64(s.Prefetch.Cancelled) })
+}
+
+func (c *storeCollector) addNamespace() {
+	c.space.add(counter, "asked_blocks_total", "Blocks of a namespace in matches.", func(n *block.NamespaceStats) float64 { return float64(n.Asked) })
+	c.space.add(counter, "matched_blocks_total", "Of those, blocks in unbroken prefixes.", func(n *block.NamespaceStats) float64 { return float64(n.Matched) })
 }
 
 func (c *storeCollector) addTier() {
@@ -195,11 +205,12 @@ func unixSeconds(t time.Time) float64 {
 
 // Describe lists the metrics.
 func (c *storeCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.ready, c.info, c.opened, c.policy, c.misses, c.removed} {
+	for _, d := range []*prometheus.Desc{c.ready, c.info, c.opened, c.policy, c.missed, c.misses, c.removed} {
 		ch <- d
 	}
 	c.store.describe(ch)
 	c.tier.describe(ch)
+	c.space.describe(ch)
 	c.device.describe(ch)
 	c.scrub.describe(ch)
 	c.catalog.describe(ch)
@@ -223,6 +234,13 @@ func (c *storeCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	for reason, n := range s.stats.Removed {
 		ch <- prometheus.MustNewConstMetric(c.removed, counter, float64(n), reason)
+	}
+	for i := range s.stats.ByNamespace {
+		n := &s.stats.ByNamespace[i]
+		c.space.collect(ch, n, n.Name)
+		for reason, count := range n.Misses {
+			ch <- prometheus.MustNewConstMetric(c.missed, counter, float64(count), n.Name, reason)
+		}
 	}
 	for i := range s.stats.Tiers {
 		t := &s.stats.Tiers[i]

@@ -36,6 +36,15 @@ type statOutput struct {
 	PinnedBytes   int64            `json:"pinned_bytes"` // of their payload
 	Scrub         scrubOutput      `json:"scrub"`
 	Catalog       statHealth       `json:"catalog"`
+	ByNamespace   []statNamespace  `json:"by_namespace"`
+}
+
+// statNamespace counts what matches and gets asked a namespace for.
+type statNamespace struct {
+	Name    string           `json:"name"`
+	Asked   int64            `json:"asked"`   // blocks in matches
+	Matched int64            `json:"matched"` // of those, blocks in unbroken prefixes
+	Misses  map[string]int64 `json:"misses"`  // keys not found or not served, by reason
 }
 
 // statHealth is how well a medium is.
@@ -108,6 +117,10 @@ func describeStats(version string, s block.Stats) statOutput {
 		Incarnation: formatIncarnation(s.Incarnation), EventSeq: s.EventSeq, Pinned: s.Pinned, PinnedBytes: s.PinnedBytes,
 		Scrub:   describeScrub(s.Scrub),
 		Catalog: statHealth{s.Catalog.State, s.Catalog.Reason, rfc3339(s.Catalog.Since), s.Catalog.Errors},
+	}
+	o.ByNamespace = []statNamespace{}
+	for _, n := range s.ByNamespace {
+		o.ByNamespace = append(o.ByNamespace, statNamespace{n.Name, n.Asked, n.Matched, notNil(n.Misses)})
 	}
 	for _, t := range s.Tiers {
 		st := statTier{
@@ -205,6 +218,13 @@ func (o *statOutput) print(w io.Writer) error {
 			}
 			fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\n", t.Tier, name, formatSizeShort(d.Bytes), d.State, d.detail())
 		}
+	}
+	if err := tw.Flush(); err != nil || len(o.ByNamespace) == 0 {
+		return err
+	}
+	fmt.Fprintln(tw, "\nNAMESPACE\tASKED\tMATCHED\tMISSES")
+	for _, n := range o.ByNamespace {
+		fmt.Fprintf(tw, "%s\t%d\t%d\t%d%s\n", cell(n.Name), n.Asked, n.Matched, total(n.Misses), countsIn(n.Misses))
 	}
 	return tw.Flush()
 }

@@ -291,6 +291,19 @@ type Stats struct {
 	PinnedBytes  int64  // of their payload
 	Scrub        ScrubStatus
 	Catalog      CatalogStats
+	ByNamespace  []NamespaceStats // by name
+}
+
+// NamespaceStats counts what matches, but for quiet ones, and gets asked a namespace for.
+// Counters are since the start.
+type NamespaceStats struct {
+	Name    string
+	Asked   int64 // blocks in matches
+	Matched int64 // of those, blocks in unbroken prefixes
+	// Misses counts keys that a match or get did not find, or a get did not serve, by
+	// reason: that of a MissReason, or instead of "absent" why it is not there:
+	// "never_stored", or that of a Reason. What left long ago counts as never stored.
+	Misses map[string]int64
 }
 
 // PrefetchStats counts prefetch work.
