@@ -240,7 +240,7 @@ func statsToPB(s block.Stats) *pb.StatsResponse {
 			Tier: pb.Tier(t.Tier), Capacity: t.Capacity, Used: t.Used, Reserve: t.Reserve, Blocks: t.Blocks, Payload: t.Payload,
 			High: t.High, Low: t.Low, Evictions: t.Evictions, Dropped: t.Dropped, Reclaimed: t.Reclaimed,
 			BytesIn: t.BytesIn, BytesOut: t.BytesOut, Refused: t.Refused, Hits: t.Hits, QueueDrops: t.QueueDrops,
-			Policy: t.Policy,
+			Policy: t.Policy, BehindMs: t.Behind.Milliseconds(), FellBehind: t.FellBehind,
 		}
 		for _, d := range t.Devices {
 			p.Devices = append(p.Devices, &pb.DeviceStats{
@@ -278,7 +278,7 @@ func statsFromPB(s *pb.StatsResponse) block.Stats {
 			Blocks: t.GetBlocks(), Payload: t.GetPayload(), High: t.GetHigh(), Low: t.GetLow(), Evictions: t.GetEvictions(),
 			Dropped: t.GetDropped(), Reclaimed: t.GetReclaimed(), BytesIn: t.GetBytesIn(), BytesOut: t.GetBytesOut(),
 			Refused: t.GetRefused(), Hits: t.GetHits(), QueueDrops: t.GetQueueDrops(),
-			Policy: t.GetPolicy(),
+			Policy: t.GetPolicy(), Behind: fromMillis(t.GetBehindMs()), FellBehind: t.GetFellBehind(),
 		}
 		for _, d := range t.GetDevices() {
 			b.Devices = append(b.Devices, block.DeviceStats{

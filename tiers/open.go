@@ -307,6 +307,7 @@ func (s *Store) startWork(evictors []*evictor) {
 		s.wg.Go(v.run)
 	}
 	s.wg.Go(s.sweeper)
+	s.wg.Go(s.watchReclaim)
 	s.wg.Go(s.keepCatalog)
 	if s.g3 != nil {
 		for range prefetchWorkers {

@@ -53,6 +53,7 @@ func (t *tier) stats(s *Store) block.TierStats {
 		Evictions: t.evictions.Load(), Dropped: t.dropped.Load(), Reclaimed: t.reclaimed.Load(),
 		BytesIn: t.bytesIn.Load(), BytesOut: t.bytesOut.Load(), Refused: t.refused.Load(),
 		Hits: t.hits.Load(), QueueDrops: t.events.drops.Load(), Policy: policy,
+		Behind: time.Duration(t.behind.Load()), FellBehind: t.fellBehind.Load(),
 	}
 	for _, d := range t.devs {
 		st.Devices = append(st.Devices, d.stats(s))

@@ -39,6 +39,7 @@ type tier struct {
 	blocks, payload                  atomic.Int64
 	evictions, dropped, reclaimed    atomic.Int64
 	bytesIn, bytesOut, refused, hits atomic.Int64
+	behind, fellBehind               atomic.Int64 // see watchdog
 }
 
 // device is one medium of a tier: the arena of G2, or one slab of G3.

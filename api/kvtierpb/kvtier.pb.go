@@ -3659,6 +3659,8 @@ type TierStats struct {
 	Devices       []*DeviceStats         `protobuf:"bytes,16,rep,name=devices,proto3" json:"devices,omitempty"`
 	QueueDrops    int64                  `protobuf:"varint,17,opt,name=queue_drops,json=queueDrops,proto3" json:"queue_drops,omitempty"` // hints to the policy that its queue had no room for
 	Policy        string                 `protobuf:"bytes,18,opt,name=policy,proto3" json:"policy,omitempty"`                            // that decides what leaves
+	BehindMs      int64                  `protobuf:"varint,19,opt,name=behind_ms,json=behindMs,proto3" json:"behind_ms,omitempty"`       // how long used has been above high although it should not; 0: eviction keeps up
+	FellBehind    int64                  `protobuf:"varint,20,opt,name=fell_behind,json=fellBehind,proto3" json:"fell_behind,omitempty"` // how often that began
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3817,6 +3819,20 @@ func (x *TierStats) GetPolicy() string {
 		return x.Policy
 	}
 	return ""
+}
+
+func (x *TierStats) GetBehindMs() int64 {
+	if x != nil {
+		return x.BehindMs
+	}
+	return 0
+}
+
+func (x *TierStats) GetFellBehind() int64 {
+	if x != nil {
+		return x.FellBehind
+	}
+	return 0
 }
 
 // PrefetchStats counts blocks of prefetches.
@@ -5833,7 +5849,7 @@ const file_kvtier_proto_rawDesc = "" +
 	"\x06reason\x18\t \x01(\tR\x06reason\x12\"\n" +
 	"\rsince_unix_ms\x18\n" +
 	" \x01(\x03R\vsinceUnixMs\x12\x16\n" +
-	"\x06errors\x18\v \x01(\x03R\x06errors\"\xf9\x03\n" +
+	"\x06errors\x18\v \x01(\x03R\x06errors\"\xb7\x04\n" +
 	"\tTierStats\x12#\n" +
 	"\x04tier\x18\x01 \x01(\x0e2\x0f.kvtier.v1.TierR\x04tier\x12\x1a\n" +
 	"\bcapacity\x18\x02 \x01(\x03R\bcapacity\x12\x12\n" +
@@ -5854,7 +5870,10 @@ const file_kvtier_proto_rawDesc = "" +
 	"\adevices\x18\x10 \x03(\v2\x16.kvtier.v1.DeviceStatsR\adevices\x12\x1f\n" +
 	"\vqueue_drops\x18\x11 \x01(\x03R\n" +
 	"queueDrops\x12\x16\n" +
-	"\x06policy\x18\x12 \x01(\tR\x06policy\"s\n" +
+	"\x06policy\x18\x12 \x01(\tR\x06policy\x12\x1b\n" +
+	"\tbehind_ms\x18\x13 \x01(\x03R\bbehindMs\x12\x1f\n" +
+	"\vfell_behind\x18\x14 \x01(\x03R\n" +
+	"fellBehind\"s\n" +
 	"\rPrefetchStats\x12\x16\n" +
 	"\x06queued\x18\x01 \x01(\x03R\x06queued\x12\x12\n" +
 	"\x04done\x18\x02 \x01(\x03R\x04done\x12\x18\n" +

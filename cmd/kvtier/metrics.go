@@ -142,6 +142,8 @@ func (c *storeCollector) addTier() {
 	c.tier.add(counter, "out_bytes_total", "Bytes read from the tier.", func(t *block.TierStats) float64 { return float64(t.BytesOut) })
 	c.tier.add(counter, "refused_total", "Puts for which the tier had no room.", func(t *block.TierStats) float64 { return float64(t.Refused) })
 	c.tier.add(counter, "hits_total", "Blocks served from the tier.", func(t *block.TierStats) float64 { return float64(t.Hits) })
+	c.tier.add(gauge, "eviction_behind_seconds", "How long the tier has been above its high watermark although it should not; 0 when eviction keeps up.", func(t *block.TierStats) float64 { return t.Behind.Seconds() })
+	c.tier.add(counter, "eviction_fell_behind_total", "How often eviction fell behind.", func(t *block.TierStats) float64 { return float64(t.FellBehind) })
 	c.tier.add(counter, "policy_hints_dropped_total", "Hints to the policy that its queue had no room for.", func(t *block.TierStats) float64 { return float64(t.QueueDrops) })
 }
 

@@ -40,7 +40,7 @@ func aStats() block.Stats {
 				Devices: []block.DeviceStats{{Path: "memory", Bytes: 1 << 30, PageBytes: 2 << 20, Locked: 1 << 29, State: "healthy"}},
 			},
 			{
-				Tier: block.G3, Capacity: 4 << 30, BytesIn: 99, Policy: "lru-leaf",
+				Tier: block.G3, Capacity: 4 << 30, BytesIn: 99, Policy: "lru-leaf", Behind: 3 * time.Second, FellBehind: 1,
 				Devices: []block.DeviceStats{
 					{Path: "/a", ID: "0a", Bytes: 2 << 30, FreeOnFS: 5, Engine: "io_uring", State: "healthy"},
 					{

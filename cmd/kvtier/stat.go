@@ -87,6 +87,8 @@ type statTier struct {
 	Refused      int64        `json:"refused"`
 	QueueDrops   int64        `json:"queue_drops"`
 	Policy       string       `json:"policy"`
+	BehindMS     int64        `json:"behind_ms"` // that used has been above high; 0: eviction keeps up
+	FellBehind   int64        `json:"fell_behind"`
 	Devices      []statDevice `json:"devices"`
 }
 
@@ -126,7 +128,7 @@ func describeStats(version string, s block.Stats) statOutput {
 		st := statTier{
 			Tier: t.Tier.String(), Capacity: t.Capacity, Used: t.Used, Reserve: t.Reserve, Blocks: t.Blocks, PayloadBytes: t.Payload,
 			High: t.High, Low: t.Low, Hits: t.Hits, BytesIn: t.BytesIn, BytesOut: t.BytesOut, Evictions: t.Evictions,
-			Dropped: t.Dropped, Reclaimed: t.Reclaimed, Refused: t.Refused, QueueDrops: t.QueueDrops, Policy: t.Policy, Devices: []statDevice{},
+			Dropped: t.Dropped, Reclaimed: t.Reclaimed, Refused: t.Refused, QueueDrops: t.QueueDrops, Policy: t.Policy, BehindMS: t.Behind.Milliseconds(), FellBehind: t.FellBehind, Devices: []statDevice{},
 		}
 		for _, d := range t.Devices {
 			st.Devices = append(st.Devices, statDevice{
@@ -208,6 +210,12 @@ func (o *statOutput) print(w io.Writer) error {
 	}
 	if err := tw.Flush(); err != nil {
 		return err
+	}
+	for _, t := range o.Tiers {
+		if t.BehindMS > 0 {
+			behind := time.Duration(t.BehindMS) * time.Millisecond
+			fmt.Fprintf(w, "%s: eviction is behind: used is above the high watermark for %s\n", t.Tier, behind.Round(time.Second))
+		}
 	}
 	fmt.Fprintln(tw, "\nTIER\tDEVICE\tSIZE\tSTATE\tDETAIL")
 	for _, t := range o.Tiers {

@@ -244,6 +244,10 @@ type TierStats struct {
 	Devices    []DeviceStats
 	QueueDrops int64  // hints to the policy that its queue had no room for
 	Policy     string // that decides what leaves
+	// Behind is how long Used has been above High although it should not, 0 when
+	// eviction keeps up; FellBehind how often that began.
+	Behind     time.Duration
+	FellBehind int64
 }
 
 // TierPolicy is what decides which blocks leave a tier first.
