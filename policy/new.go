@@ -7,6 +7,10 @@ import (
 	"github.com/kvtier/kvtier/index/block"
 )
 
+// Default is the name of the policy that a tier has if nothing else is said: none of
+// the others is good at every capacity.
+const Default = "switch"
+
 // table lists the policies by the names that flags know.
 func table() []entry {
 	return []entry{

@@ -34,6 +34,7 @@ type Options struct {
 	// the evictor starts above High and ends below Low.
 	High, Low float64
 	// Policy makes the eviction policy of a tier, with which it begins: see SetPolicy.
+	// nil: lru-leaf, which has the least state.
 	Policy func(block.TierID) (policy.Policy, error)
 	// Grace is how long a block that was just committed is kept from being
 	// dropped for good; moving it down is not dropping.

@@ -166,7 +166,7 @@ func (r *restartBench) check(ctx context.Context, n int) (err error) {
 
 // policyBytes is what the default policy keeps of each block of a tier.
 func policyBytes(blocks int) (float64, error) {
-	p, err := policy.New("lru-leaf")
+	p, err := policy.New(policy.Default)
 	if err != nil {
 		return 0, err
 	}

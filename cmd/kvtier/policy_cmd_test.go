@@ -7,6 +7,7 @@ import (
 
 	"github.com/kvtier/kvtier/api/apitest/memstore"
 	"github.com/kvtier/kvtier/index/block"
+	"github.com/kvtier/kvtier/policy"
 )
 
 func TestPolicy(t *testing.T) {
@@ -27,9 +28,9 @@ func TestPolicy(t *testing.T) {
 
 func TestPlanPolicy(t *testing.T) {
 	for args, want := range map[string][2]string{
-		"":                                   {defaultPolicy, defaultPolicy},
+		"":                                   {policy.Default, policy.Default},
 		"--policy arc":                       {"arc", "arc"},
-		"--policy g3=gdsf":                   {defaultPolicy, "gdsf"},
+		"--policy g3=gdsf":                   {policy.Default, "gdsf"},
 		"--policy g3=gdsf --policy switch":   {"switch", "gdsf"},
 		"--policy g2=arc --policy G3=switch": {"arc", "switch"},
 	} {

@@ -54,9 +54,6 @@ const tokenEnv = "KVTIER_TOKEN"
 // defaultSocket is the name of the socket for sessions in the data directory.
 const defaultSocket = "session.sock"
 
-// defaultPolicy is that of tiers of which --policy says nothing.
-const defaultPolicy = "lru-leaf"
-
 // noNVMe is the value of --nvme that serves from DRAM only.
 const noNVMe = "none"
 
@@ -77,7 +74,7 @@ func (f *serveFlags) add(fs *pflag.FlagSet) {
 		"slab of the NVMe tier, a file (made when absent) or a block device; repeatable; the word none serves from DRAM only\n(default: those that the data directory records, else a file in it)")
 	shareVar(fs, &f.high, "high", 0.98, "used share of a tier above which it evicts")
 	shareVar(fs, &f.low, "low", 0.96, "used share of a tier down to which it evicts")
-	f.policy = []string{defaultPolicy}
+	f.policy = []string{policy.Default}
 	fs.Var(&listValue{p: &f.policy, kind: "policy", check: checkTierPolicy}, "policy",
 		"which blocks leave a tier first: "+strings.Join(policy.Names(), ", ")+"; TIER=NAME for one tier; repeatable\n(kvtier policy set changes it until the daemon stops)")
 	fs.StringVar(&f.record, "record", "", "`file` to record requests in, for kvtier sim: which blocks, by salted hashes; one that is there gets .1 behind its name (default off)")
@@ -321,7 +318,7 @@ func (p *servePlan) planPolicy(f *serveFlags) error {
 		case given[block.NoTier] != "":
 			p.policy[id] = given[block.NoTier]
 		default:
-			p.policy[id] = defaultPolicy
+			p.policy[id] = policy.Default
 		}
 	}
 	return nil

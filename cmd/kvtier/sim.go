@@ -74,7 +74,7 @@ watermark whenever a request leaves it above the high one, as the store does.`,
 		Args: cobra.ExactArgs(1),
 	}
 	fs := c.Flags()
-	fs.StringVar(&f.policy, "policy", "lru-leaf", "eviction policy: "+strings.Join(simPolicies(), ", "))
+	fs.StringVar(&f.policy, "policy", policy.Default, "eviction policy: "+strings.Join(simPolicies(), ", "))
 	fs.StringVar(&f.compare, "compare", "", "several policies, separated by commas, or all; excludes --policy")
 	fs.Var(&f.capacities, "capacity", "size of the tier: a number of blocks, or P% of the unique blocks of the requests replayed; several are separated by commas")
 	fs.Var(&f.tiers, "tiers", "sizes of DRAM and SSD, separated by a comma, each as of --capacity; excludes it")

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/kvtier/kvtier/policy"
 )
 
 // runSimCmd runs the command alone.
@@ -46,7 +48,7 @@ func TestSimJSON(t *testing.T) {
 		want map[string]any
 	}{
 		{[]string{"--capacity", "3", "--limit", "3"}, map[string]any{
-			"policy": "lru-leaf", "requests": 3., "block_refs": 7., "unique_blocks": 4., "capacity": 3.,
+			"policy": "switch", "requests": 3., "block_refs": 7., "unique_blocks": 4., "capacity": 3.,
 			"prefix_hit_rate": 3. / 7, "hit_rate": 3. / 7, "evictions": 1.,
 		}},
 		{[]string{"--capacity", "75%", "--limit", "3", "--policy", "lru-leaf"}, map[string]any{"capacity": 3., "evictions": 1.}},
@@ -80,7 +82,7 @@ func TestSimText(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"policy           lru-leaf\n", "781 of 7814 unique blocks (10.0 %)", "300, 8490 block references"} {
+	for _, want := range []string{"policy           switch\n", "781 of 7814 unique blocks (10.0 %)", "300, 8490 block references"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("the output lacks %q:\n%s", want, out)
 		}
@@ -325,7 +327,7 @@ func TestSimTable(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &reports); err != nil {
 		t.Fatal(err)
 	}
-	if len(reports) != 2 || reports[1].Capacity != 200 || reports[1].Policy != "lru-leaf" {
+	if len(reports) != 2 || reports[1].Capacity != 200 || reports[1].Policy != policy.Default {
 		t.Errorf("reports are %+v", reports)
 	}
 }
