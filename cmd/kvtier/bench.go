@@ -122,6 +122,8 @@ Targets: ` + strings.Join(names, " ") + `, or all.
                            uses, in a full tier of 200,000 blocks, evictions included
   policy.NAME.victim       the part of that for evictions, per block that leaves
   policy.NAME.bytes        memory of the policy per resident block, without ghosts
+  policy.NAME.pinned       how many times as long a call for 64 victims takes, at the
+                           99th percentile, when a tenth of the blocks are pinned
   tcp.read.1MiB.c1, .c4    transfers between two agents over TCP on loopback, and
   tcp.write.1MiB.c1, .c4   1 or 4 connections; a bare loop: requests of 24 bytes, writev,
                            read in full, the same bytes and connections

@@ -45,10 +45,15 @@ func benchPolicy(ctx context.Context, b *bench) error {
 		if err != nil {
 			return err
 		}
+		pinned, err := policyPinned(name, b.policyBlocks)
+		if err != nil {
+			return err
+		}
 		b.rows = append(b.rows,
 			benchRow{Name: "policy." + name + ".ref", Value: median(refs), Unit: "ns"},
 			benchRow{Name: "policy." + name + ".victim", Value: median(victims), Unit: "ns"},
 			benchRow{Name: "policy." + name + ".bytes", Value: bytes, Unit: "bytes"},
+			benchRow{Name: "policy." + name + ".pinned", Value: pinned, Unit: "ratio"},
 		)
 	}
 	return nil
@@ -251,35 +256,83 @@ func policyState(name string, blocks int) (float64, error) {
 		return 0, err
 	}
 	before := heapInUse()
-	const depth = 16
-	insert := func(h block.Handle) {
-		b := policy.Block{Hash: uint64(h), Bytes: 1}
-		if h%depth != 0 { // leaf to root, paths of depth blocks
-			b.Parent = h + 1
-		}
-		p.Insert(h, b)
-	}
-	for h := range block.Handle(blocks / depth * depth) {
-		insert(h + 1)
-	}
-	rng := rand.New(rand.NewPCG(9, 9))
-	var dst []block.Handle
-	for range 2 * blocks / 64 { // until blocks stand in all places
-		for range 64 {
-			p.Hit(block.Handle(1 + rng.IntN(blocks/depth*depth)))
-		}
-		dst = p.Victims(dst[:0], 64, func(h block.Handle) bool { return h%10 != 0 })
-		for _, h := range dst {
-			p.Remove(h, block.Deleted)
-		}
-		for _, h := range slices.Backward(dst) {
-			insert(h)
-		}
+	c := newPolicyChurn(p, blocks)
+	for range 2 * blocks / churnBatch { // until blocks stand in all places
+		c.round(tenthPinned, block.Deleted)
 	}
 	grown := heapInUse() - before
 	bytes := float64(grown) / float64(p.Len())
 	runtime.KeepAlive(p)
 	return bytes, nil
+}
+
+// policyPinned is how many times as long a call for victims takes, at the 99th
+// percentile, when a tenth of the blocks are pinned.
+func policyPinned(name string, blocks int) (float64, error) {
+	var p99 [2]float64
+	for i, ok := range []func(block.Handle) bool{func(block.Handle) bool { return true }, tenthPinned} {
+		p, err := policy.New(name)
+		if err != nil {
+			return 0, err
+		}
+		c := newPolicyChurn(p, blocks)
+		var took []time.Duration
+		for range max(2*blocks/churnBatch, 1000) {
+			took = append(took, c.round(ok, block.Evicted))
+		}
+		took = took[len(took)/2:] // when pinned blocks have come to the front
+		slices.Sort(took)
+		p99[i] = float64(max(took[len(took)*99/100], 1))
+	}
+	return p99[1] / p99[0], nil
+}
+
+// tenthPinned allows victims, but a tenth of the blocks.
+func tenthPinned(h block.Handle) bool { return h%10 != 0 }
+
+// policyChurn is a tier with paths of churnDepth blocks, of which some are used and
+// some leave and come back.
+type policyChurn struct {
+	p       policy.Policy
+	rng     *rand.Rand
+	blocks  int
+	victims []block.Handle
+}
+
+const churnDepth, churnBatch = 16, 64
+
+func newPolicyChurn(p policy.Policy, blocks int) *policyChurn {
+	c := &policyChurn{p: p, rng: rand.New(rand.NewPCG(9, 9)), blocks: blocks / churnDepth * churnDepth}
+	for h := range block.Handle(c.blocks) {
+		c.insert(h + 1)
+	}
+	return c
+}
+
+func (c *policyChurn) insert(h block.Handle) {
+	b := policy.Block{Hash: uint64(h), Bytes: 1}
+	if h%churnDepth != 0 { // leaf to root
+		b.Parent = h + 1
+	}
+	c.p.Insert(h, b)
+}
+
+// round uses as many blocks as then leave, and come back. It returns the processor
+// time that it took to choose them.
+func (c *policyChurn) round(ok func(block.Handle) bool, why block.Reason) time.Duration {
+	for range churnBatch {
+		c.p.Hit(block.Handle(1 + c.rng.IntN(c.blocks)))
+	}
+	begin := threadTime()
+	c.victims = c.p.Victims(c.victims[:0], churnBatch, ok)
+	took := threadTime() - begin
+	for _, h := range c.victims {
+		c.p.Remove(h, why)
+	}
+	for _, h := range slices.Backward(c.victims) {
+		c.insert(h)
+	}
+	return took
 }
 
 // heapInUse is the bytes of what is reachable.
