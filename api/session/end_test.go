@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -90,6 +91,61 @@ func TestShared(t *testing.T) {
 	if got, _, err := r.client().blocks(&session.GetMessage{Keys: r.keys("b")}); err != nil || !bytes.Equal(got[0], pattern(1000, 2)) {
 		t.Errorf("over TCP: error %v", err)
 	}
+}
+
+// TestInPlaceSums shows that the server computes the checksum of what a client writes to
+// its memory: a put that says another one is refused, and only that one of its message,
+// whether many blocks are hashed side by side or few by one.
+func TestInPlaceSums(t *testing.T) {
+	r := newRig(t, &memstore.Options{Shared: 64 << 20}, nil)
+	c, mem := r.shared()
+	for i, size := range []int{1000, 2 << 20} {
+		names := [2]string{"abcd", "efgh"}[i]
+		places := c.places(r.ns, uint32(size), 4)
+		items := make([]session.PutItem, len(places))
+		for j, g := range places {
+			p := pattern(size, byte(1+4*i+j))
+			items[j] = item(g.Grant, p)
+			switch j {
+			case 1: // nothing was written there
+			case 3:
+				p[size-1]++
+				fallthrough
+			default:
+				copy(mem[g.Offset:], p)
+			}
+		}
+		done := c.put(r.keys(names), session.FlagRegrant, items...)
+		for j, want := range []session.Status{session.StatusOK, session.StatusCorrupt, session.StatusOK, session.StatusCorrupt} {
+			if got := done.Results[j]; got.Status != want || (want != session.StatusOK) != strings.Contains(got.Text, "sum") {
+				t.Errorf("block %d of %d bytes: %+v, want status %v", j, size, got, want)
+			}
+		}
+		if len(done.Grants.Places) != 4 {
+			t.Errorf("%d new places, want one for each that was used up", len(done.Grants.Places))
+		}
+		got, msg, err := c.blocks(&session.GetMessage{Keys: r.keys(names)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for j := range items {
+			if hit := j%2 == 0; hit != (msg.Blocks[j].Reason == block.Hit) || hit && !bytes.Equal(got[j], pattern(size, byte(1+4*i+j))) {
+				t.Errorf("block %d of %d bytes: %+v", j, size, msg.Blocks[j])
+			}
+		}
+		var ids []uint64
+		for _, g := range done.Grants.Places {
+			ids = append(ids, g.Grant)
+		}
+		if err := c.answer(c.send(session.CodeRelease, &session.ReleaseMessage{Grants: ids}), session.CodeReleased, new(session.ReleasedMessage)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if st := r.server.Stats(); st.Corrupt != 4 || st.Grants != 0 {
+		t.Errorf("%d puts are counted as corrupt, and %d places open", st.Corrupt, st.Grants)
+	}
+	_ = c.c.Close()
+	r.quiet()
 }
 
 // TestNotShared shows that a client over TCP, or of a store whose memory cannot be

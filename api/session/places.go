@@ -140,7 +140,9 @@ func (ps *places) close(p *place) {
 
 // take closes a place for the put of a block in it, after which the store has it
 // unless there is an error: then it is the caller's to abort when size is not 0.
-func (ps *places) take(ns block.NamespaceID, it *PutItem) (size int64, err error) {
+// unseen are the bytes that the client wrote there itself: their checksum is still to be
+// compared. Nil: they came as data, and it was.
+func (ps *places) take(ns block.NamespaceID, it *PutItem) (size int64, unseen []byte, err error) {
 	ps.mu.Lock()
 	p := ps.mu.open[it.Grant]
 	if p != nil {
@@ -148,26 +150,31 @@ func (ps *places) take(ns block.NamespaceID, it *PutItem) (size int64, err error
 	}
 	ps.mu.Unlock()
 	if p == nil {
-		return 0, fmt.Errorf("grant %016x: %w: this session has no such place", it.Grant, block.ErrLeaseExpired)
+		return 0, nil, fmt.Errorf("grant %016x: %w: this session has no such place", it.Grant, block.ErrLeaseExpired)
 	}
 	defer p.drop()
 	size = int64(len(p.mem))
-	switch n := int64(it.Len); {
+	n := int64(it.Len)
+	switch {
 	case p.ns != ns:
-		return size, invalid("namespace: %d, the grant is one of %d", ns, p.ns)
+		return size, nil, invalid("namespace: %d, the grant is one of %d", ns, p.ns)
 	case n == 0 || n > size:
-		return size, invalid("length: %d bytes in a place of %d", n, size)
+		return size, nil, invalid("length: %d bytes in a place of %d", n, size)
 	case ps.s.process != nil && p.filled == 0:
-		// The client wrote it itself: its checksum counts, and is compared by readers.
+		return size, p.mem[:n:n], nil
 	case p.filled != n:
-		return size, invalid("length: %d bytes, of which %d have come in order", n, p.filled)
-	default:
-		if sum := p.total(); sum != it.Sum {
-			ps.s.srv.stats.corrupt.Add(1)
-			return size, fmt.Errorf("put: %w: %d bytes came with sum %s, not %s", block.ErrCorrupt, n, sum, it.Sum)
-		}
+		return size, nil, invalid("length: %d bytes, of which %d have come in order", n, p.filled)
 	}
-	return size, nil
+	return size, nil, ps.s.compare(n, p.total(), it.Sum)
+}
+
+// compare refuses a block whose bytes have another checksum than the client says.
+func (s *session) compare(n int64, have, want block.Sum) error {
+	if have == want {
+		return nil
+	}
+	s.srv.stats.corrupt.Add(1)
+	return fmt.Errorf("put: %w: %d bytes came with sum %s, not %s", block.ErrCorrupt, n, have, want)
 }
 
 // total is the checksum of what is there.

@@ -3,6 +3,8 @@ package session
 import (
 	"context"
 	"errors"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/kvtier/kvtier/api/access"
@@ -103,17 +105,25 @@ type putWork struct {
 	regrant bool
 	puts    []block.GrantPut
 	at      []int    // of each put, its place in the message
+	unseen  []unseen // of puts
 	bad     []uint64 // grants to give back
 	sizes   []int64  // of the places that are used up
 	done    PutDoneMessage
 	texts   int
 }
 
-// prepare closes the places of a put and checks what is in them.
+// unseen is what a client wrote to the store's memory itself.
+type unseen struct {
+	put   int // in putWork.puts
+	bytes []byte
+	sum   block.Sum
+}
+
+// prepare closes the places of a put and checks what came into them as data.
 func (w *putWork) prepare(s *session, m *PutMessage) {
 	n, hl := m.Len(), int(m.HashLen)
 	*w = putWork{
-		ns: m.NS, regrant: m.Flags&FlagRegrant != 0, puts: w.puts[:0], at: w.at[:0], bad: w.bad[:0], sizes: w.sizes[:0],
+		ns: m.NS, regrant: m.Flags&FlagRegrant != 0, puts: w.puts[:0], at: w.at[:0], unseen: w.unseen[:0], bad: w.bad[:0], sizes: w.sizes[:0],
 		done: PutDoneMessage{Results: sized(w.done.Results, n), Grants: GrantedMessage{Places: w.done.Grants.Places[:0]}},
 	}
 	durable := block.G2
@@ -123,7 +133,7 @@ func (w *putWork) prepare(s *session, m *PutMessage) {
 	for i := range m.Items {
 		it := &m.Items[i]
 		w.done.Results[i] = PutResult{}
-		size, err := s.places.take(m.NS, it)
+		size, own, err := s.places.take(m.NS, it)
 		if size != 0 {
 			w.sizes = append(w.sizes, size)
 		}
@@ -141,11 +151,77 @@ func (w *putWork) prepare(s *session, m *PutMessage) {
 			g.HasParent = true
 			copy(g.Parent[:], m.Parents[i*hl:(i+1)*hl])
 		}
+		if own != nil {
+			w.unseen = append(w.unseen, unseen{put: len(w.puts), bytes: own})
+		}
 		w.puts, w.at = append(w.puts, g), append(w.at, i)
 	}
+	w.abort(s)
+}
+
+// abort gives back the grants of what has failed.
+func (w *putWork) abort(s *session) {
 	if len(w.bad) > 0 {
 		s.srv.store.AbortGrants(w.bad)
+		w.bad = w.bad[:0]
 	}
+}
+
+// inspect computes the checksums of what the client wrote itself, and takes out what has
+// another one than it says. The client can still change the bytes, as all can who have
+// the memory: then whoever reads the block finds out, but not what it was put as.
+func (w *putWork) inspect(s *session) {
+	if len(w.unseen) == 0 {
+		return
+	}
+	var bytes int64
+	for i := range w.unseen {
+		bytes += int64(len(w.unseen[i].bytes))
+	}
+	if n := movers(len(w.unseen), bytes); n > 1 {
+		hashAll(w.unseen, n)
+	} else {
+		for i := range w.unseen {
+			w.unseen[i].sum = sumOf(w.unseen[i].bytes)
+		}
+	}
+	for i := range w.unseen {
+		u := &w.unseen[i]
+		p := &w.puts[u.put]
+		if err := s.compare(p.Len, u.sum, p.Sum); err != nil {
+			w.fail(w.at[u.put], err)
+			w.bad = append(w.bad, p.Grant)
+		}
+		u.bytes = nil // the store's, to be given to others
+	}
+	if len(w.bad) == 0 {
+		return
+	}
+	kept := 0
+	for j := range w.puts {
+		if w.done.Results[w.at[j]].Status == StatusOK {
+			w.puts[kept], w.at[kept] = w.puts[j], w.at[j]
+			kept++
+		}
+	}
+	w.puts, w.at = w.puts[:kept], w.at[:kept]
+	w.abort(s)
+}
+
+// hashAll computes checksums with n goroutines, this one among them.
+func hashAll(all []unseen, n int) {
+	var next atomic.Int64
+	work := func() {
+		for i := int(next.Add(1)) - 1; i < len(all); i = int(next.Add(1)) - 1 {
+			all[i].sum = sumOf(all[i].bytes)
+		}
+	}
+	var others sync.WaitGroup
+	for range n - 1 {
+		others.Go(work)
+	}
+	work()
+	others.Wait()
 }
 
 func (w *putWork) fail(i int, err error) {
@@ -159,6 +235,7 @@ func (w *putWork) fail(i int, err error) {
 // commit makes blocks of what is there, and takes new places for those used up. It
 // does not wait for room: whoever gets none asks for it, and then waits.
 func (w *putWork) commit(s *session, ctx context.Context) {
+	w.inspect(s)
 	if len(w.puts) > 0 {
 		for j, r := range s.srv.store.PutGranted(ctx, w.puts) {
 			if r.Err != nil {
