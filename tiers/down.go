@@ -13,7 +13,8 @@ import (
 
 // writeG3 writes claimed blocks from G2 to one device of G3: header and payload in
 // one write from one piece of memory, then the flush and the record. Only then are
-// they resident there.
+// they resident there. Where others can write to the memory each block is checked while
+// the next are on their way: what they have spoiled goes no further.
 func (s *Store) writeG3(d *device, jobs []*job) {
 	local := xfer.DescList{Type: xfer.DRAM}
 	remote := xfer.DescList{Type: d.kind}
@@ -27,8 +28,11 @@ func (s *Store) writeG3(d *device, jobs []*job) {
 		remote.Descs = append(remote.Descs, s.g3.fileDesc(j.place, 0, j.size))
 	}
 	s.transfer(s.life, xfer.Write, local, remote, func(i int, err error) {
-		if err != nil {
-			jobs[i].err = fmt.Errorf("write to g3: %w: %w", block.ErrUnavailable, err)
+		switch j := jobs[i]; {
+		case err != nil:
+			j.err = fmt.Errorf("write to g3: %w: %w", block.ErrUnavailable, err)
+		case s.exposed() && !s.intact(j.e.Place[ixG2], &j.e):
+			j.err = fmt.Errorf("write to g3: %w: the block was spoiled in g2", block.ErrCorrupt)
 		}
 	})
 	invariants.CrashAt("g3-written")
@@ -55,6 +59,9 @@ func (s *Store) writeG3(d *device, jobs []*job) {
 		}
 		if j.err != nil {
 			s.unclaim(s.g3, j)
+		}
+		if errors.Is(j.err, block.ErrCorrupt) {
+			s.damagedG2(j.h, &j.e)
 		}
 	}
 }

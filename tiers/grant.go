@@ -153,9 +153,9 @@ func (s *Store) AbortGrants(ids []uint64) {
 // used up, whatever the result: Stored, or Exists when the key is there with the
 // same bytes.
 //
-// The checksum is the caller's word: the bytes are not read for it. Where others
-// map the memory they can still change them, and then whoever verifies finds the
-// block damaged.
+// The checksum is the caller's, who has computed it: the bytes are not read for it
+// again. Where others map the memory they can still change them, and then whoever
+// verifies finds the block damaged.
 //
 // Errors: ErrLeaseExpired (no such grant), ErrInvalid (also for a key of another
 // namespace than the grant's, and for more bytes than it has), ErrConflict,

@@ -7,8 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/zeebo/xxh3"
-
 	"github.com/kvtier/kvtier/index"
 	"github.com/kvtier/kvtier/index/block"
 )
@@ -128,7 +126,7 @@ func (s *Store) lend(g *grip, o block.GetOptions, l *block.Loan) {
 	}
 	size, header := SlotBytes(int64(g.e.Len))
 	mem := s.g2.slot(g.e.Place[ixG2], size)[header:][:g.e.Len:g.e.Len]
-	if o.Verify && !up && xxh3.Hash128(mem).Bytes() != g.e.Sum {
+	if o.Verify && !up && !s.intact(g.e.Place[ixG2], &g.e) {
 		s.damagedG2(g.h, &g.e)
 		*l = block.Loan{Reason: block.MissCorrupt}
 		return

@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/zeebo/xxh3"
+
+	"github.com/kvtier/kvtier/index"
 	"github.com/kvtier/kvtier/index/block"
 	"github.com/kvtier/kvtier/internal/arena"
 	"github.com/kvtier/kvtier/internal/invariants"
@@ -111,6 +114,17 @@ func (s *Store) Memory() (files []block.MemoryFile) {
 		}
 	}
 	return files
+}
+
+// exposed reports whether other processes may have G2's memory, and so may have written
+// to any block there since its checksum was computed.
+func (s *Store) exposed() bool { return s.arena.Fd(0) >= 0 }
+
+// intact reports whether the payload at a place in G2 has the checksum of the block, on
+// which the caller holds a reference.
+func (s *Store) intact(p block.Place, e *index.Entry) bool {
+	size, header := SlotBytes(int64(e.Len))
+	return block.Sum(xxh3.Hash128(s.g2.slot(p, size)[header:][:e.Len]).Bytes()) == e.Sum
 }
 
 // inMemory says where off bytes behind the begin of a slot of G2 are: the file of

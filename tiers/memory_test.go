@@ -5,6 +5,7 @@ import (
 	"os"
 	"testing"
 
+	"github.com/zeebo/xxh3"
 	"golang.org/x/sys/unix"
 
 	"github.com/kvtier/kvtier/index/block"
@@ -131,6 +132,54 @@ func TestSharedMemorySpoiled(t *testing.T) {
 	if p, _ := part(); p.Reason != block.MissAbsent {
 		t.Errorf("once more: %v, want absent", p.Reason)
 	}
+}
+
+// TestSharedMemorySpoiledWhole: a whole block is checked as well, unless whoever takes it
+// says that he does, and what others have spoiled does not go down to the device: a put
+// that waits for that fails, and the next one of the key is a new block.
+func TestSharedMemorySpoiledWhole(t *testing.T) {
+	const size = 300_000
+	o := tiers.Options{DRAM: 16 << 20, SharedMemory: tiers.ShareOn, Dir: t.TempDir(), Agent: newAgent(t), Slabs: slabIn(t, 64<<20)}
+	s := openStore(t, o)
+	ns := space(t, s, "a", 8<<20)
+	spoil := func(i int) {
+		t.Helper()
+		mustPut(t, s, ns, i, size, block.PutOptions{})
+		loans, lease := lend(t, s, ns, block.GetOptions{}, i)
+		mapped(t, s.Memory()[loans[0].Chunk])[loans[0].Offset+size-1]++
+		if err := s.ReleaseLease(lease.ID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	get := func(i int, o block.GetOptions) (p block.Payload) {
+		t.Helper()
+		if err := s.Get(t.Context(), ns.ID, hashLen, []block.Wanted{{Hash: hashOf(i)}}, o, func(_ int, q block.Payload) error {
+			p = q
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	spoil(1)
+	if p := get(1, block.GetOptions{Pieces: true}); p.Reason != block.Hit {
+		t.Errorf("whole, for who checks it: %v", p.Reason)
+	}
+	if p := get(1, block.GetOptions{}); p.Reason != block.MissCorrupt {
+		t.Errorf("whole: %v, want corrupt", p.Reason)
+	}
+	spoil(2)
+	sum := block.Sum(xxh3.Hash128(payload(2, size)).Bytes())
+	err := s.CompareExisting(t.Context(), ns.ID, hashOf(2), size, sum, block.PutOptions{Durable: block.G3})
+	if !errors.Is(err, block.ErrCorrupt) {
+		t.Errorf("a put that waits for the device: error %v, want %v", err, block.ErrCorrupt)
+	}
+	if got := tiersOf(t, s, ns, 2); got != "" {
+		t.Errorf("the spoiled block is in %q", got)
+	}
+	mustPut(t, s, ns, 2, size, block.PutOptions{Durable: block.G3})
+	s = reopen(t, s, o)
+	wantHit(t, s, ns, 2, size)
 }
 
 // TestSharedMemoryReads: blocks go to the device and come back through memory that

@@ -7,8 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/zeebo/xxh3"
-
 	"github.com/kvtier/kvtier/index"
 	"github.com/kvtier/kvtier/index/block"
 )
@@ -287,11 +285,7 @@ func (w *walker) inG2(h block.Handle, e *index.Entry) (ok bool) {
 	w.s.table.View(h, func(now *index.Entry) {
 		place, ok = now.Place[ixG2], live(now, ixG2)
 	})
-	if !ok {
-		return false
-	}
-	size, header := SlotBytes(int64(e.Len))
-	return block.Sum(xxh3.Hash128(w.s.g2.slot(place, size)[header:][:e.Len]).Bytes()) == e.Sum
+	return ok && w.s.intact(place, e)
 }
 
 // pacer keeps what is read below a rate.

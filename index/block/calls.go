@@ -346,10 +346,12 @@ type GetOptions struct {
 	NoPromote bool  // leave a block where it is: do not bring it up to G2
 	Quiet     bool  // do not tell the policy: a tool reads, no engine
 	// Verify computes the checksum of blocks in G2 too, not only of those that cross a
-	// tier. For a part of a block it is done in any case where others can map G2.
+	// tier. Where others can map G2 it is done in any case, but for whole blocks with
+	// Pieces.
 	Verify bool
 	// Pieces allows a block to be handed out in pieces, as they come from the
-	// device, before its checksum is known: see Payload.More.
+	// device, before its checksum is known: see Payload.More. Whoever takes them compares
+	// the checksum.
 	Pieces bool
 }
 
