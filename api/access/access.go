@@ -91,9 +91,6 @@ func (i *Identity) All() (r Right) {
 	return r
 }
 
-// Full reports whether it may read and write everything.
-func (i *Identity) Full() bool { return i.All() == Read|Write }
-
 // Check fails with ErrDenied when it has none of the rights for the namespace.
 func (i *Identity) Check(right Right, namespace string) error {
 	if i.Rights(namespace)&right == 0 {

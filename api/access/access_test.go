@@ -77,17 +77,16 @@ func TestIdentities(t *testing.T) {
 		}
 	}
 	for _, tt := range []struct {
-		who  *access.Identity
-		all  access.Right
-		full bool
+		who *access.Identity
+		all access.Right
 	}{
-		{l.ByToken("w"), 0, false},
-		{l.ByUID(1000), access.Read | access.Write, true},
-		{l.ByToken("a"), access.Read, false},
-		{access.Single("x").ByToken("x"), access.Read | access.Write, true},
-		{nil, access.Read | access.Write, true},
+		{l.ByToken("w"), 0},
+		{l.ByUID(1000), access.Read | access.Write},
+		{l.ByToken("a"), access.Read},
+		{access.Single("x").ByToken("x"), access.Read | access.Write},
+		{nil, access.Read | access.Write},
 	} {
-		if tt.who.All() != tt.all || tt.who.Full() != tt.full {
+		if tt.who.All() != tt.all {
 			t.Errorf("%q may %v all namespaces, want %v", tt.who.Name(), tt.who.All(), tt.all)
 		}
 	}

@@ -30,8 +30,10 @@ func teams(t *testing.T, user bool) *access.List {
 		{"name": "team-rw", "token_sha256": %q, "read": ["llama"], "write": ["llama"]},
 		{"name": "auditor", "token_sha256": %q, "read": ["*"]},
 		{"name": "other", "token_sha256": %q, "read": ["qwen"], "write": ["qwen"]},
+		{"name": "team-all", "token_sha256": %q, "read": ["*"], "write": ["llama"]},
+		{"name": "inbox", "token_sha256": %q, "write": ["*"]},
 		{"name": "operator", "token_sha256": %q, "read": ["*"], "write": ["*"]}`,
-		sum("w"), sum("r"), sum("rw"), sum("audit"), sum("o"), sum("op"))
+		sum("w"), sum("r"), sum("rw"), sum("audit"), sum("o"), sum("all"), sum("in"), sum("op"))
 	if user {
 		text += fmt.Sprintf(`, {"name": "me", "uid": %d, "read": ["*"], "write": ["*"]}`, os.Getuid())
 	}
@@ -170,7 +172,9 @@ func TestAccessHello(t *testing.T) {
 		{"wrong token of a known user", "unix", "x", true, block.ErrDenied, "token absent or wrong", false},
 		{"token over the socket", "unix", "op", false, nil, "", true},
 		{"less than all over the socket", "unix", "rw", true, nil, "", false},
-		{"reads all", "unix", "audit", true, nil, "", false},
+		{"reads all", "unix", "audit", true, nil, "", true},
+		{"reads all over TCP", "tcp", "audit", true, nil, "", false},
+		{"writes all", "unix", "in", true, nil, "", false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := serve(t, st, st, &session.ServerOptions{Access: teams(t, tt.user)})
@@ -200,6 +204,73 @@ func TestAccessHello(t *testing.T) {
 			r.quiet()
 		})
 	}
+}
+
+// TestAccessReadOnly shows that who may read everything, and not write everything, is
+// given the memory for reading only. What he may put comes as data.
+func TestAccessReadOnly(t *testing.T) {
+	st := memstore.New(&memstore.Options{Shared: 1 << 20})
+	r := serve(t, st, st, &session.ServerOptions{Access: teams(t, false)})
+	c := dial(t, "unix", r.unix)
+	if err := c.hello(session.HelloMessage{Token: "all", Features: session.FeatureShared}); err != nil || len(c.files) != 1 {
+		t.Fatalf("%d files, error %v", len(c.files), err)
+	}
+	n := int(c.welcome.Chunks[0])
+	if _, err := unix.Mmap(c.files[0], 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); !errors.Is(err, unix.EACCES) {
+		t.Errorf("mapped for writing: error %v", err)
+	}
+	if _, err := unix.Pwrite(c.files[0], []byte{1}, 0); !errors.Is(err, unix.EBADF) {
+		t.Errorf("written to: error %v", err)
+	}
+	if _, err := unix.FcntlInt(uintptr(c.files[0]), unix.F_ADD_SEALS, unix.F_SEAL_WRITE); !errors.Is(err, unix.EPERM) {
+		t.Errorf("sealed: error %v", err)
+	}
+	mem, err := unix.Mmap(c.files[0], 0, n, unix.PROT_READ, unix.MAP_SHARED)
+	if err := errors.Join(err, unix.Close(c.files[0])); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Munmap(mem) })
+	if g := c.places(r.ns, 5, 1)[0]; g.Chunk != session.NoChunk {
+		t.Errorf("a place in memory that the client cannot write: %+v", g)
+	} else if done := c.put(r.keys("x"), 0, item(g.Grant, []byte("hello"))); done.Results[0].Status != session.StatusInvalid {
+		t.Errorf("a put without data: %+v", done.Results)
+	}
+	c.store(r.keys("a"), []byte("hello"))
+	var lent session.GotMessage
+	if err := c.answer(c.send(session.CodeGet, &session.GetMessage{Keys: r.keys("a"), Flags: session.FlagInPlace}), session.CodeGot, &lent); err != nil {
+		t.Fatal(err)
+	}
+	if b := lent.Blocks[0]; b.Reason != block.Hit || b.Chunk != 0 || string(mem[b.Offset:][:b.Len]) != "hello" {
+		t.Errorf("lent %+v", b)
+	}
+	if all := r.server.Sessions(); len(all) != 1 || !all[0].Shared {
+		t.Errorf("listed as %+v", all)
+	}
+	_ = c.c.Close()
+	r.quiet()
+
+	// The client finds out by the files.
+	k, err := session.Dial(t.Context(), "unix", r.unix, &session.ClientOptions{Token: "all"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns := session.Namespace{ID: r.ns.NS, Tag: r.ns.Tag, HashLen: 8}
+	into := make([]byte, 5)
+	res, err := k.Get(t.Context(), ns, []session.GetItem{{Hash: block.Hash([]byte("aaaaaaaa" + string(make([]byte, 24)))), Into: into}}, block.GetOptions{})
+	if err != nil || res[0].Reason != block.Hit || string(into) != "hello" {
+		t.Errorf("got %+v, error %v", res, err)
+	}
+	put, err := k.Put(t.Context(), ns, []session.PutBlock{{Hash: block.Hash{1}, Bytes: []byte("data")}}, session.PutOptions{})
+	if err != nil || put[0].Err != nil {
+		t.Errorf("put %+v, error %v", put, err)
+	}
+	if s := k.Stats(); !k.Shared() || s.InPlace != 1 || s.Gets != 1 || s.Puts != 1 {
+		t.Errorf("shared %v, %+v", k.Shared(), s)
+	}
+	if err := k.Close(); err != nil {
+		t.Error(err)
+	}
+	r.quiet()
 }
 
 // dialAs connects to a unix socket as another user, which only root can.

@@ -364,12 +364,15 @@ func (c *Client) Peer() string { return c.peer }
 // Network is the network that was dialled.
 func (c *Client) Network() string { return c.network }
 
-// Shared reports whether the client copies in and out of the store's memory itself.
+// Shared reports whether the client has the store's memory, and copies in and out of it
+// itself; only out where it may not write all that is there.
 func (c *Client) Shared() bool { return c.memory != nil }
 
-// passed reports whether the server has passed its memory, so that it holds places until
-// it is told that nobody writes to them: also where it could not be mapped.
-func (c *Client) passed() bool { return c.welcome.Features&FeatureShared != 0 }
+// passed reports whether the server has passed its memory to be written to, so that it
+// holds places until it is told that nobody does: also where it could not be mapped.
+func (c *Client) passed() bool {
+	return c.welcome.Features&FeatureShared != 0 && (c.memory == nil || c.memory[0].Writable())
+}
 
 // Welcome is what the server said of itself, and the limits that it set.
 func (c *Client) Welcome() WelcomeMessage { return c.welcome }

@@ -210,7 +210,7 @@ func (c *Client) gotBlock(k *pending, i int, it *GetItem, hashLen int) (GetResul
 		r.Err = fmt.Errorf("get %s: %w", it.Hash.Hex(hashLen), invalid("memory of %d bytes for %d of a block", len(it.Into), g.Len))
 		return r, nil
 	case g.Chunk != NoChunk:
-		src := c.at(g.Chunk, g.Offset, int(g.Len))
+		src := c.at(g.Chunk, g.Offset, int(g.Len), false)
 		if src == nil || !whole {
 			return r, c.giveUp("server lent %d bytes at %d of chunk %d", g.Len, g.Offset, g.Chunk)
 		}

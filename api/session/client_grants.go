@@ -281,7 +281,7 @@ func (c *Client) newGrants(to []grant, ns block.NamespaceID, m *GrantedMessage) 
 		}
 		unmapped := c.passed() && c.memory == nil // then the bytes are sent
 		if p.Chunk != NoChunk && !unmapped {
-			if g.mem = c.at(p.Chunk, p.Offset, g.size); g.mem == nil {
+			if g.mem = c.at(p.Chunk, p.Offset, g.size, true); g.mem == nil {
 				return to, c.giveUp("server granted %d bytes at %d of chunk %d", p.Size, p.Offset, p.Chunk)
 			}
 		}

@@ -13,7 +13,8 @@ import (
 // then.
 const step = 256 << 10
 
-// mapChunks maps the files of a store's memory, all or none.
+// mapChunks maps the files of a store's memory, all or none, for reading only where the
+// server passed them so.
 func mapChunks(files []int, lengths []uint64) (chunks []*arena.Shared, err error) {
 	if len(files) != len(lengths) || len(files) == 0 {
 		return nil, fmt.Errorf("server passed %d files and told the lengths of %d", len(files), len(lengths))
@@ -30,9 +31,6 @@ func mapChunks(files []int, lengths []uint64) (chunks []*arena.Shared, err error
 			return chunks, fmt.Errorf("chunk %d of the store's memory: %w", i, err)
 		}
 		chunks = append(chunks, s)
-		if !s.Writable() {
-			return chunks, fmt.Errorf("chunk %d of the store's memory is for reading only", i)
-		}
 	}
 	return chunks, nil
 }
@@ -51,9 +49,10 @@ func closeFiles(files []int) {
 	}
 }
 
-// at is a place in the store's memory, nil when there is no such place.
-func (c *Client) at(chunk uint32, offset uint64, n int) []byte {
-	if int64(chunk) >= int64(len(c.memory)) {
+// at is a place in the store's memory, nil when there is no such place, or when it is to
+// be written to and may not be.
+func (c *Client) at(chunk uint32, offset uint64, n int, write bool) []byte {
+	if int64(chunk) >= int64(len(c.memory)) || write && !c.memory[chunk].Writable() {
 		return nil
 	}
 	b := c.memory[chunk].Bytes()

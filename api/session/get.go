@@ -268,7 +268,7 @@ func (w *getWork) forget() {
 // lend answers a get with FlagInPlace. What lies in memory is lent at once.
 func (s *session) lend(id uint64, m *GetMessage) error {
 	switch {
-	case s.process == nil:
+	case s.memory&access.Read == 0:
 		return s.fail(id, invalid("flags: %#x: this session does not share memory", m.Flags))
 	case m.Flags&FlagRanges != 0:
 		return s.fail(id, invalid("flags: %#x: blocks are lent whole", m.Flags))

@@ -64,16 +64,10 @@ func (s *Server) hello(c net.Conn) (*session, error) {
 		w.Features |= FeatureRegions
 	}
 	var fds []int
-	// Whoever has the memory can read, and spoil, all that is in it.
-	if m.Features&FeatureShared != 0 && len(s.memory) > 0 && sess.identity.Full() {
-		if sess.process, err = peerProcess(c); err != nil {
-			s.log.Warn("memory is not shared with a client", "peer", c.RemoteAddr().String(), "name", m.Name, "err", err)
-		} else {
-			w.Features |= FeatureShared
-			for _, f := range s.memory {
-				fds, w.Chunks = append(fds, f.Fd), append(w.Chunks, uint64(f.Bytes))
-			}
-		}
+	if m.Features&FeatureShared != 0 {
+		var sent func()
+		fds, sent = s.share(sess, c, &w)
+		defer sent()
 	}
 	if err := s.register(sess); err != nil {
 		sess.unregister()
@@ -92,6 +86,50 @@ func (s *Server) hello(c net.Conn) (*session, error) {
 	defer s.mu.Unlock()
 	sess.attach(conn)
 	return sess, nil
+}
+
+// share finds the files of the store's memory for a session whose client may read all
+// that is in them, for reading only when it may not write all, and says so in its
+// welcome. sent is to be called when they were sent.
+func (s *Server) share(sess *session, c net.Conn, w *WelcomeMessage) (fds []int, sent func()) {
+	sent = func() {}
+	rights := sess.identity.All()
+	if _, local := c.(*net.UnixConn); !local || len(s.memory) == 0 || rights&access.Read == 0 {
+		return nil, sent
+	}
+	var err error
+	if rights&access.Write != 0 {
+		if sess.process, err = peerProcess(c); err == nil {
+			for _, f := range s.memory {
+				fds = append(fds, f.Fd)
+			}
+		}
+	} else if fds, err = readOnly(s.memory); err == nil {
+		sent = func() { closeFiles(fds) }
+	}
+	if err != nil {
+		s.log.Warn("memory is not shared with a client", "peer", c.RemoteAddr().String(), "name", sess.name, "err", err)
+		return nil, sent
+	}
+	sess.memory = rights
+	w.Features |= FeatureShared
+	for _, f := range s.memory {
+		w.Chunks = append(w.Chunks, uint64(f.Bytes))
+	}
+	return fds, sent
+}
+
+// readOnly opens memory files again, for reading only. They are the caller's to close.
+func readOnly(files []block.MemoryFile) (fds []int, err error) {
+	for _, f := range files {
+		fd, err := openFile(fmt.Sprintf("/proc/self/fd/%d", f.Fd), unix.O_RDONLY)
+		if err != nil {
+			closeFiles(fds)
+			return nil, fmt.Errorf("memory for reading: %w", err)
+		}
+		fds = append(fds, fd)
+	}
+	return fds, nil
 }
 
 // agree decodes a hello and settles versions and limits.

@@ -16,7 +16,7 @@ type Info struct {
 	Peer     string // HOST:PORT of the client; "unix" over a unix socket
 	PID      int32  // of the process that connected over a unix socket, else 0; seen from the server
 	UID      uint32 // and of its user
-	Shared   bool   // it has the store's memory
+	Shared   bool   // it has the store's memory, to read or to write, too
 	Age      time.Duration
 
 	Regions      int   // of the client's memory, that the server may reach
@@ -58,7 +58,7 @@ func (s *Server) Sessions() []Info {
 
 func (s *session) info() Info {
 	i := Info{
-		ID: s.id, Name: s.name, Identity: s.identity.Name(), Peer: s.conn.RemoteAddr().String(), Shared: s.process != nil, Age: time.Since(s.began),
+		ID: s.id, Name: s.name, Identity: s.identity.Name(), Peer: s.conn.RemoteAddr().String(), Shared: s.memory != 0, Age: time.Since(s.began),
 		LeasesLimit: s.leases.own.Most(), Calls: s.flight.count(), IdentityUsage: s.identity.Usage(),
 	}
 	if s.cred != nil {

@@ -23,9 +23,10 @@ type session struct {
 	name     string
 	began    time.Time
 	identity *access.Identity
-	cred     *unix.Ucred // of the client, over a unix socket; else nil
-	process  *process    // of the client, when it shares the store's memory
-	calls    int         // limits
+	cred     *unix.Ucred  // of the client, over a unix socket; else nil
+	memory   access.Right // what the client may do with the store's memory; 0: it has none
+	process  *process     // of the client, when it may write there
+	calls    int          // limits
 	bytes    int64
 
 	regions regions // of the client, mapped until the session ends
@@ -67,7 +68,7 @@ func (s *session) attach(c *frame.Conn) {
 // run serves the session until its connection ends, and gives back what it held.
 func (s *session) run() {
 	log := s.srv.log.With("session", fmt.Sprintf("%016x", s.id), "client", s.name, "identity", s.identity.Name(), "peer", s.conn.RemoteAddr().String())
-	log.Debug("session begins", "shared", s.process != nil, "regions", len(s.regions.all))
+	log.Debug("session begins", "shared", s.memory != 0, "regions", len(s.regions.all))
 	stop := context.AfterFunc(s.ctx, func() { _ = s.conn.Close() }) // which never fails
 	if !s.flight.begin() {
 		s.cancel() // the server began to drain before this session did

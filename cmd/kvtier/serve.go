@@ -120,8 +120,9 @@ its user (then the socket is open to all users). The file lists them:
 token_sha256 is what "printf %s TOKEN | sha256sum" prints; read and write are globs
 over names of namespaces. "max_sessions" bounds the sessions that one has open at once
 (256 without it), "max_leases" the leases that it holds, in sessions and over gRPC
-(16384). The DRAM tier is mapped only by those who may read and
-write everything, and only they administer: statistics, scrubs, the list of sessions.
+(16384). The DRAM tier is mapped only by those who may read everything, for reading
+only unless they may write everything, too. Only who may do both administers:
+statistics, scrubs, the list of sessions.
 Over gRPC, and so to the commands of this program, clients are known by token only.
 
 One line "ready ADDR" on standard output says that committed blocks are served.

@@ -227,6 +227,9 @@ func (a *Arena) mapMemfd(name string, n int64, flags int, mapFd func(fd int, n i
 	var b []byte
 	if err = unix.Ftruncate(fd, n); err != nil {
 		err = fmt.Errorf("ftruncate memfd: %w", err)
+	} else if err = unix.Fchmod(fd, 0o600); err != nil {
+		// With more, another user who is passed it for reading could open it for writing.
+		err = fmt.Errorf("fchmod memfd: %w", err)
 	} else if _, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
 		// A peer that could shrink the file would kill this process by SIGBUS.
 		err = fmt.Errorf("seal memfd: %w", err)

@@ -2,6 +2,9 @@ package arena_test
 
 import (
 	"errors"
+	"fmt"
+	"os"
+	"runtime"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -40,6 +43,46 @@ func TestFileOf(t *testing.T) {
 	defer anonymous.Close()
 	if _, _, ok := anonymous.FileOf(arena.Addr(anonymous.Chunks()[0]), 1); ok {
 		t.Error("an anonymous arena has a file")
+	}
+}
+
+// TestPassedForReading: another user who is passed a chunk for reading cannot open it for
+// writing.
+func TestPassedForReading(t *testing.T) {
+	a, err := arena.New(arena.HugeBytes, &arena.Options{Memfd: true, NoHugePages: true, NoPopulate: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", a.Fd(0)), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	s, err := arena.MapFile(fd, a.Size())
+	if err != nil || s.Writable() {
+		t.Fatalf("writable, or error %v", err)
+	}
+	defer s.Close()
+	if a.Slice(0, 1)[0] = 7; s.Bytes()[0] != 7 {
+		t.Error("it is other memory")
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to be another user")
+	}
+	path := fmt.Sprintf("/proc/self/fd/%d", fd)
+	again := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and it ends with the goroutine, whose user nobody else may be
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), 12345, ^uintptr(0)); errno != 0 {
+			again <- errno
+			return
+		}
+		_, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
+		again <- err
+	}()
+	if err := <-again; !errors.Is(err, unix.EACCES) {
+		t.Errorf("opened for writing by another user: error %v, want %v", err, unix.EACCES)
 	}
 }
 

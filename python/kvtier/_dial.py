@@ -172,7 +172,7 @@ class Dialled:
     stream: PlainStream
     welcome: wire.Welcome
     memory: Optional[List[mmap.mmap]]  # the store's, one for each chunk
-    passed: bool  # the server has passed its memory, mapped or not
+    passed: bool  # the server has passed its memory to be written to, mapped or not
     warning: str  # why it was not mapped
 
 
@@ -251,8 +251,8 @@ def _greet(
             raise error_of(welcome.status, f"{address.text}: {welcome.text}")
         _check(welcome, wanted)
         memory, warning = None, ""
-        passed = bool(welcome.features & wire.FEATURE_SHARED)
-        if passed:
+        passed = any(_writable(fd) for fd in files)
+        if welcome.features & wire.FEATURE_SHARED:
             try:
                 memory = _map(files, welcome.chunks)
             except (OSError, ValueError) as e:
@@ -334,7 +334,8 @@ def _check(w: wire.Welcome, wanted: int) -> None:
 
 
 def _map(files: Sequence[int], lengths: Sequence[int]) -> List[mmap.mmap]:
-    """Maps the files of a store's memory, all or none."""
+    """Maps the files of a store's memory, all or none, for reading only where the daemon
+    passed them so."""
     if len(files) != len(lengths) or not files:
         raise ValueError(f"the daemon passed {len(files)} files and told the lengths of {len(lengths)}")
     chunks = []
@@ -343,8 +344,13 @@ def _map(files: Sequence[int], lengths: Sequence[int]) -> List[mmap.mmap]:
             raise ValueError(f"chunk {i} of the store's memory is not sealed against shrinking")
         if os.fstat(fd).st_size < length:
             raise ValueError(f"chunk {i} of the store's memory is shorter than {length} bytes")
-        chunks.append(mmap.mmap(fd, length, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE))
+        write = mmap.PROT_WRITE if _writable(fd) else 0
+        chunks.append(mmap.mmap(fd, length, mmap.MAP_SHARED, mmap.PROT_READ | write))
     return chunks
+
+
+def _writable(fd: int) -> bool:
+    return fcntl.fcntl(fd, fcntl.F_GETFL) & (os.O_WRONLY | os.O_RDWR) == os.O_RDWR
 
 
 def poller(fd: int, mask: int) -> select.poll:

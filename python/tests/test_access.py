@@ -24,6 +24,7 @@ def test_denied(daemons, binary, tmp_path):
                 "identities": [
                     {"name": "all", "token_sha256": digest("all"), "read": ["*"], "write": ["*"]},
                     {"name": "reader", "token_sha256": digest("reader"), "read": ["team-*"], "write": []},
+                    {"name": "team", "token_sha256": digest("team"), "read": ["*"], "write": ["team-*"]},
                 ]
             }
         )
@@ -48,3 +49,16 @@ def test_denied(daemons, binary, tmp_path):
             with pytest.raises(kvtier.DeniedError):
                 reader.open("private", create=False)
             assert seen.match(hashes(1)).prefix == 1
+        with kvtier.connect(d.unix, token="team", required=True) as team:
+            assert team.shared  # for reading only: what it puts is sent
+            seen = team.open("team-a", create=False)
+            assert seen.get_into(hashes(1), [out])[0].hit and out == b"x"
+            assert team.stats().in_place == 1
+            with seen.lease_read(hashes(1), 10) as loan:
+                assert bytes(loan.views[0]) == b"x"
+            assert seen.put(hashes(1, seed=1), [b"y"])[0].stored
+            reservations = seen.reserve([1])
+            reservations[0].buffer[:] = b"z"
+            assert seen.commit(reservations, hashes(1, seed=2))[0].stored
+            assert team.stats().in_place == 1
+            assert ns.get_into(hashes(1, seed=2), [out])[0].hit and out == b"z"
