@@ -16,8 +16,9 @@ import (
 
 // TestAccess: a daemon that tells its clients apart. What a writer puts a reader gets,
 // by gRPC and by sessions alike; neither does what the other may; a stranger gets
-// nowhere; this user is known on the socket without a token; and only who may do
-// everything is given the memory, and administers.
+// nowhere; this user is known on the socket without a token; only who may read everything
+// is given the memory, which he need not be able to write; and only who may do everything
+// administers.
 func TestAccess(t *testing.T) {
 	dir := t.TempDir()
 	list := filepath.Join(dir, "access.json")
@@ -25,8 +26,9 @@ func TestAccess(t *testing.T) {
 	text := fmt.Sprintf(`{"identities": [
 		{"name": "writer", "token_sha256": %q, "write": ["team-*"]},
 		{"name": "reader", "token_sha256": %q, "read": ["team-*"]},
+		{"name": "auditor", "token_sha256": %q, "read": ["*"]},
 		{"name": "operator", "token_sha256": %q, "read": ["*"], "write": ["*"]},
-		{"name": "me", "uid": %d, "read": ["*"], "write": ["*"]}]}`, sum("w"), sum("r"), sum("op"), os.Getuid())
+		{"name": "me", "uid": %d, "read": ["*"], "write": ["*"]}]}`, sum("w"), sum("r"), sum("a"), sum("op"), os.Getuid())
 	if err := os.WriteFile(list, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -98,6 +100,7 @@ func TestAccess(t *testing.T) {
 		{"unix", "", true, nil},
 		{"unix", "op", true, nil},
 		{"unix", "r", false, nil},
+		{"unix", "a", true, nil},
 		{"unix", "x", false, block.ErrDenied},
 		{"tcp", "", false, block.ErrDenied},
 		{"tcp", "r", false, nil},
@@ -132,6 +135,9 @@ func TestAccess(t *testing.T) {
 		res, err := c.Get(timeout(t), ns.Namespace, []session.GetItem{{Hash: hashOf(0), Into: into}}, block.GetOptions{})
 		if err != nil || res[0].Reason != block.Hit || string(into) != string(data) {
 			t.Errorf("%s with token %q: got %+v, error %v", tt.network, tt.token, res, err)
+		}
+		if inPlace := c.Stats().InPlace == 1; inPlace != tt.shared {
+			t.Errorf("%s with token %q: copied in place %v", tt.network, tt.token, inPlace)
 		}
 		if err := c.Close(); err != nil {
 			t.Error(err)
