@@ -31,7 +31,9 @@ type Handler interface {
 	// An error ends the connection, and is told to the peer.
 	Landed(h *Header, p []byte, err error) error
 	// Frame takes any other frame but Ping, Pong and Bye. The payload is valid until
-	// it returns. An error ends the connection, and is told to the peer.
+	// it returns. A message longer than Options.MaxMessage comes when its payload has
+	// been skipped, without it: p is shorter than h.Length. An error ends the connection,
+	// and is told to the peer.
 	Frame(h *Header, p []byte) error
 }
 
@@ -45,6 +47,9 @@ type Options struct {
 	// StallAfter is how long a send may wait without the peer taking a byte before
 	// the connection is given up. 0: 30 seconds.
 	StallAfter time.Duration
+	// MaxMessage is how many bytes of payload a message may have, sent or received, at
+	// most the constant of that name. 0: that many.
+	MaxMessage int
 }
 
 // Why a connection was given up. Err, Serve and Send return them.
@@ -86,6 +91,9 @@ func NewConn(c net.Conn, o *Options) *Conn {
 	setDefault(&n.o.PingAfter, 10*time.Second)
 	setDefault(&n.o.DeadAfter, 30*time.Second)
 	setDefault(&n.o.StallAfter, 30*time.Second)
+	if n.o.MaxMessage <= 0 || n.o.MaxMessage > MaxMessage {
+		n.o.MaxMessage = MaxMessage
+	}
 	n.in.init(&n.link)
 	n.out.init(&n.link)
 	n.control.poke = make(chan struct{}, 1)

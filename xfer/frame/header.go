@@ -20,8 +20,12 @@ const (
 	// MaxData is the largest payload of a data frame: small, so that messages get
 	// between, and so that what was read is still in the cache when it is hashed.
 	MaxData = 256 << 10
-	// MaxMessage is the largest payload of any other frame.
+	// MaxMessage is the largest payload of any other frame that is taken. Two users may
+	// have agreed on less for their messages.
 	MaxMessage = 1 << 20
+	// MaxSkipped is the largest payload of a message that is skipped, so that one that is
+	// too long can be refused and the connection goes on.
+	MaxSkipped = 16 << 20
 	// MaxHello is the largest payload of a hello: nobody is known yet who could be
 	// trusted with more memory.
 	MaxHello = 64 << 10
@@ -86,8 +90,11 @@ func ParseHeader(b []byte) (h Header, err error) {
 		Offset: binary.LittleEndian.Uint64(b[24:]),
 	}
 	most := uint32(MaxMessage)
-	if h.Type == Data {
+	switch h.Type {
+	case Data:
 		most = MaxData
+	case Message:
+		most = MaxSkipped
 	}
 	switch {
 	case h.Type == 0:

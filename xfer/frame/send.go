@@ -17,8 +17,15 @@ import (
 func (c *Conn) Send(ctx context.Context, frames ...Frame) error {
 	for i := range frames {
 		f := &frames[i]
-		if f.Type == 0 || f.Type != Data && len(f.Payload) > MaxMessage {
-			return fmt.Errorf("send: %w: type %d with %d bytes, at most %d", ErrFrame, f.Type, len(f.Payload), MaxMessage)
+		most := MaxMessage
+		switch f.Type {
+		case Data:
+			continue
+		case Message:
+			most = c.o.MaxMessage
+		}
+		if f.Type == 0 || len(f.Payload) > most {
+			return fmt.Errorf("send: %w: type %d with %d bytes, at most %d", ErrFrame, f.Type, len(f.Payload), most)
 		}
 	}
 	if err := c.ended(ctx); err != nil {

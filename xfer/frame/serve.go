@@ -124,6 +124,13 @@ var (
 // message receives the payload of any other frame and gives it to whom it is for.
 func (c *Conn) message(h Handler, hd *Header) error {
 	n := int(hd.Length)
+	if hd.Type == Message && n > c.o.MaxMessage {
+		c.stats.skipped.Add(int64(n))
+		if err := c.forget(n); err != nil {
+			return err
+		}
+		return c.dispatch(h, hd, nil)
+	}
 	if n <= inBytes {
 		p, err := c.in.peek(n)
 		if err != nil {

@@ -34,7 +34,7 @@ func TestServeEnds(t *testing.T) {
 		{name: "bye", sent: encode(frame.Header{Type: frame.Bye}, "enough"), want: frame.ErrBye},
 		{name: "type 0", sent: make([]byte, 100), want: frame.ErrFrame, bye: "type 0"},
 		{name: "an HTTP request", sent: []byte("GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"), want: frame.ErrFrame, bye: "at most"},
-		{name: "large message", sent: header(frame.Header{Type: frame.Message, Length: frame.MaxMessage + 1}), want: frame.ErrFrame, bye: "1048577 bytes"},
+		{name: "large message", sent: header(frame.Header{Type: frame.Message, Length: frame.MaxSkipped + 1}), want: frame.ErrFrame, bye: "16777217 bytes"},
 		{name: "large data", sent: header(frame.Header{Type: frame.Data, Length: frame.MaxData + 1}), want: frame.ErrFrame, bye: "262145 bytes"},
 		{name: "handler", handler: unhappy, sent: message, want: errHandler, bye: errHandler.Error()},
 		{
@@ -76,6 +76,55 @@ func TestServeEnds(t *testing.T) {
 }
 
 func header(h frame.Header) []byte { return h.Append(nil) }
+
+// TestMessageSize: a message longer than was agreed is skipped, its handler is told how
+// long it was, and what follows it comes as it should. None is sent.
+func TestMessageSize(t *testing.T) {
+	over(t, func(t *testing.T, near, far net.Conn) {
+		type got struct {
+			h frame.Header
+			n int
+		}
+		frames := make(chan got)
+		conn, _ := serve(t, near, &frame.Options{MaxMessage: 70_000}, calls{frame: func(h *frame.Header, p []byte) error {
+			frames <- got{*h, len(p)}
+			return nil
+		}})
+		sizes := []int{70_000, 70_001, frame.MaxMessage, frame.MaxMessage + 1, 3 << 20, 5}
+		wrote := make(chan error, 1)
+		go func() {
+			var b []byte
+			for i, n := range sizes {
+				b = append(b, encode(frame.Header{Type: frame.Message, ID: uint64(i)}, string(make([]byte, n)))...)
+			}
+			b = append(b, encode(frame.Header{Type: frame.Note}, string(make([]byte, frame.MaxMessage)))...) // is none
+			_, err := far.Write(b)
+			wrote <- err
+		}()
+		for i, n := range sizes {
+			want := got{frame.Header{Length: uint32(n), Type: frame.Message, ID: uint64(i)}, n}
+			if n > 70_000 {
+				want.n = 0
+			}
+			if g := <-frames; g != want {
+				t.Fatalf("got %+v, want %+v", g, want)
+			}
+		}
+		if g := <-frames; g.n != frame.MaxMessage {
+			t.Errorf("got %+v", g)
+		}
+		if err := <-wrote; err != nil {
+			t.Error(err)
+		}
+		long := frame.Frame{Header: frame.Header{Type: frame.Message}, Payload: make([]byte, 70_001)}
+		if err := conn.Send(t.Context(), long); !errors.Is(err, frame.ErrFrame) {
+			t.Errorf("Send: %v", err)
+		}
+		if err := conn.Err(); err != nil {
+			t.Error(err)
+		}
+	})
+}
 
 // TestServeEndsThoughASendIsStuck: the peer that cannot be told is not waited for long.
 func TestServeEndsThoughASendIsStuck(t *testing.T) {
