@@ -24,12 +24,15 @@ const dialTimeout = 10 * time.Second
 
 // ClientOptions are what a client may be told.
 type ClientOptions struct {
-	Token  string       // that the server wants to see; empty: none
-	TLS    *tls.Config  // over TCP; nil: plain text
-	Name   string       // of the client, for the server's log
-	Calls  int          // most calls in flight; 0: what the server allows
-	Bytes  int64        // most payload bytes of gets in flight; 0: what the server allows
-	Logger *slog.Logger // nil: silent
+	Token string      // that the server wants to see; empty: none
+	TLS   *tls.Config // over TCP; nil: plain text
+	Name  string      // of the client, for the server's log
+	Calls int         // most calls in flight; 0: what the server allows
+	Bytes int64       // most payload bytes of gets in flight; 0: what the server allows
+	// Message is how many bytes a message may have, either way, 64 KiB to 1 MiB, where the
+	// server does not want fewer; 0: 1 MiB. Calls are cut to what it has room for.
+	Message int
+	Logger  *slog.Logger // nil: silent
 	// NoShared does not map the store's memory: over a unix socket, too, the server
 	// sends and receives the bytes.
 	NoShared bool
@@ -118,6 +121,9 @@ func Dial(ctx context.Context, network, address string, opts *ClientOptions) (*C
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
+	if o.Message == 0 {
+		o.Message = frame.MaxMessage
+	}
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	peer := network + " " + address
@@ -129,6 +135,9 @@ func Dial(ctx context.Context, network, address string, opts *ClientOptions) (*C
 			err = errors.Join(err, context.DeadlineExceeded)
 		}
 		return fmt.Errorf("open session at %s: %w", peer, err)
+	}
+	if o.Message < MinMessage || o.Message > frame.MaxMessage {
+		return nil, fail(invalid("message: %d bytes, want %d to %d", o.Message, MinMessage, frame.MaxMessage))
 	}
 	conn, err := connect(ctx, network, address, &o)
 	if err != nil {
@@ -189,6 +198,7 @@ func greet(ctx context.Context, conn net.Conn, o *ClientOptions) (w WelcomeMessa
 	defer stop()
 	h := HelloMessage{
 		MinVersion: Version, MaxVersion: Version, Calls: uint32(max(0, o.Calls)), Bytes: uint64(max(0, o.Bytes)), Token: o.Token, Name: o.Name,
+		Message: uint32(o.Message),
 	}
 	if _, ok := conn.(*net.UnixConn); ok && !o.NoShared {
 		h.Features |= FeatureShared
@@ -234,6 +244,8 @@ func (w *WelcomeMessage) check(h *HelloMessage) error {
 		return invalid("server allows %d calls, %d bytes, %d keys, %d grants of %d bytes", w.Calls, w.Bytes, w.Keys, w.Grants, w.GrantBytes)
 	case w.Features&^h.Features != 0:
 		return invalid("server has features %#x, wanted %#x", w.Features, h.Features)
+	case checkMessage(w.Message) != nil:
+		return invalid("server has messages of %d bytes, want %d to %d", w.Message, MinMessage, MaxTold)
 	case h.Features&^w.Features&FeatureRegions != 0:
 		return fmt.Errorf("%w: server takes no regions", block.ErrUnavailable)
 	}
@@ -247,13 +259,17 @@ func (e *lost) Error() string   { return block.ErrDisconnected.Error() + ": " + 
 func (e *lost) Unwrap() []error { return []error{block.ErrDisconnected, e.cause} }
 
 func newClient(network, peer string, conn net.Conn, w WelcomeMessage, memory []*arena.Shared, held *socket, o *ClientOptions) *Client {
-	w.Keys = min(w.Keys, MaxKeys)
+	w.Message = min(w.Message, uint32(o.Message))
+	w.Keys = min(w.Keys, uint32(keysOf(int(w.Message))))
+	w.Grants = min(w.Grants, w.Keys)
+	fo := o.Frame
+	fo.MaxMessage = int(w.Message)
 	calls := min(int(w.Calls), 1<<16)
 	if o.Calls > 0 {
 		calls = min(calls, o.Calls)
 	}
 	c := &Client{
-		network: network, peer: peer, conn: frame.NewConn(conn, &o.Frame), welcome: w, log: o.Logger, memory: memory, keep: !o.NoGrants, held: held,
+		network: network, peer: peer, conn: frame.NewConn(conn, &fo), welcome: w, log: o.Logger, memory: memory, keep: !o.NoGrants, held: held,
 		slots: make(chan struct{}, calls), flight: semaphore.NewWeighted(c64(w.Bytes)), ended: make(chan struct{}),
 	}
 	c.mu.calls = make(map[uint64]*pending)

@@ -138,7 +138,7 @@ func (c *Client) waitQuiet(quiet <-chan struct{}) {
 // send sends a call's message, with what was kept for the next one before it.
 func (c *Client) send(ctx context.Context, k *pending, code Code, m message) error {
 	var t told
-	k.frames, k.out, t = c.later.take(k.frames[:0], k.out[:0], c.newID)
+	k.frames, k.out, t = c.takeLater(k.frames[:0], k.out[:0])
 	at := len(k.out)
 	k.out = m.Append(k.out)
 	k.frames = append(k.frames, messageFrame(code, k.id, k.out[at:]))
@@ -285,14 +285,18 @@ func (r *reader) Frame(h *frame.Header, p []byte) error {
 		return nil
 	}
 	code := Code(h.Flags)
-	if code == CodeRevoke {
+	skipped := int(h.Length) > len(p) // which makes no difference to what follows it
+	if code == CodeRevoke && !skipped {
 		return r.revoked(p)
 	}
 	k := r.hold(h.ID)
-	if k == nil {
-		return r.late(code, p)
-	}
 	switch {
+	case k == nil && skipped:
+		return nil // what it brings runs out by itself
+	case k == nil:
+		return r.late(code, p)
+	case skipped:
+		r.letGo(k, true, fmt.Errorf("%w: reply of %d bytes, this session takes at most %d", ErrMessage, h.Length, r.welcome.Message))
 	case code == CodeFailed:
 		var m FailedMessage
 		err := m.Decode(p)

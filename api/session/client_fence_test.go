@@ -30,7 +30,7 @@ func played(t *testing.T, w session.WelcomeMessage, run func(s *server)) *sessio
 }
 
 func welcome() session.WelcomeMessage {
-	return session.WelcomeMessage{Version: session.Version, Session: 1, Incarnation: 2, Calls: 4, Bytes: 1 << 20, Keys: 100, Grants: 4, GrantBytes: 1 << 20}
+	return session.WelcomeMessage{Version: session.Version, Session: 1, Incarnation: 2, Calls: 4, Bytes: 1 << 20, Keys: 100, Grants: 4, GrantBytes: 1 << 20, Message: 1 << 20}
 }
 
 // hangUp waits until the client has closed the connection.
@@ -459,6 +459,9 @@ func TestClientBadWelcome(t *testing.T) {
 		"features": func(w *session.WelcomeMessage) { w.Features = 1 << 40 },
 		"no calls": func(w *session.WelcomeMessage) { w.Calls = 0 },
 		"no keys":  func(w *session.WelcomeMessage) { w.Keys = 0 },
+		"no size":  func(w *session.WelcomeMessage) { w.Message = 0 },
+		"small":    func(w *session.WelcomeMessage) { w.Message = 65535 },
+		"absurd":   func(w *session.WelcomeMessage) { w.Message = 16<<20 + 1 },
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := welcome()

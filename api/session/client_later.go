@@ -80,9 +80,10 @@ type told struct {
 	cancels []uint64
 }
 
-// take appends frames that say what waits. Their payloads are appended to b. When they
+// takeLater appends frames that say what waits. Their payloads are appended to b. When they
 // could not be sent, back must follow.
-func (l *later) take(frames []frame.Frame, b []byte, newID func() uint64) ([]frame.Frame, []byte, told) {
+func (c *Client) takeLater(frames []frame.Frame, b []byte) ([]frame.Frame, []byte, told) {
+	l, most := &c.later, int(c.welcome.Keys)
 	l.mu.Lock()
 	t := told{l.mu.release, l.mu.cancels}
 	l.mu.release, l.mu.cancels, l.mu.some = ReleaseMessage{}, nil, false
@@ -91,11 +92,11 @@ func (l *later) take(frames []frame.Frame, b []byte, newID func() uint64) ([]fra
 		frames = append(frames, messageFrame(CodeCancel, id, nil))
 	}
 	for r := t.release; len(r.Leases)+len(r.Grants) > 0; {
-		part := ReleaseMessage{Leases: r.Leases[:min(len(r.Leases), MaxKeys)], Grants: r.Grants[:min(len(r.Grants), MaxKeys)]}
+		part := ReleaseMessage{Leases: r.Leases[:min(len(r.Leases), most)], Grants: r.Grants[:min(len(r.Grants), most)]}
 		at := len(b)
 		b = part.Append(b)
 		// Nobody waits for the reply: what is gone already needs no giving back.
-		frames = append(frames, messageFrame(CodeRelease, newID(), b[at:]))
+		frames = append(frames, messageFrame(CodeRelease, c.newID(), b[at:]))
 		r.Leases, r.Grants = r.Leases[len(part.Leases):], r.Grants[len(part.Grants):]
 	}
 	return frames, b, t
@@ -137,7 +138,7 @@ func (c *Client) housekeeping() {
 		case <-timer.C:
 		}
 		next := c.grants.expire(time.Now(), &c.later)
-		if frames, _, t := c.later.take(nil, nil, c.newID); len(frames) > 0 {
+		if frames, _, t := c.takeLater(nil, nil); len(frames) > 0 {
 			ctx, cancel := context.WithTimeout(context.Background(), laterSend)
 			err := c.conn.Send(ctx, frames...)
 			cancel()

@@ -355,7 +355,7 @@ const sendAhead = 2 * frame.MaxData
 func (c *Client) sendPut(ctx context.Context, k *pending, ns *Namespace, blocks []PutBlock, o PutOptions) (err error) {
 	k.items, k.packed, k.parents = k.items[:0], k.packed[:0], k.parents[:0]
 	var t told
-	k.frames, k.out, t = c.later.take(k.frames[:0], k.out[:0], c.newID)
+	k.frames, k.out, t = c.takeLater(k.frames[:0], k.out[:0])
 	defer func() {
 		if err != nil {
 			c.later.back(t)

@@ -94,7 +94,7 @@ func (c *Client) RegionGet(ctx context.Context, ns Namespace, items []RegionItem
 // regionWindow is how many of the next keys go into one message, and their bytes.
 func (c *Client) regionWindow(keys, hashLen int, segs func(i int) []Segment) (n int, bytes int64, err error) {
 	most := c64(c.welcome.Bytes)
-	size := 0 // of the message, without its head
+	size, room := 0, min(regionMessage, int(c.welcome.Message))-regionHead // of the message, without its head
 	for n < keys && n < int(c.welcome.Keys) {
 		s := segs(n)
 		if len(s) < 1 || len(s) > MaxSegments {
@@ -102,7 +102,7 @@ func (c *Client) regionWindow(keys, hashLen int, segs func(i int) []Segment) (n 
 		}
 		more := 2*hashLen + 3 + len(s)*segmentBytes
 		b := min(segmentsLen(s), block.MaxBlockBytes)
-		if n > 0 && (bytes+b > most || size+more > regionMessage) {
+		if n > 0 && (bytes+b > most || size+more > room) {
 			break
 		}
 		bytes, size = bytes+b, size+more
@@ -111,8 +111,12 @@ func (c *Client) regionWindow(keys, hashLen int, segs func(i int) []Segment) (n 
 	return n, min(bytes, most), nil
 }
 
-// regionMessage is how long the keys and segments of one message may be, as a rule.
-const regionMessage = 512 << 10
+// regionMessage is how long a message of regions is, as a rule, and regionHead what it
+// has beside keys and segments.
+const (
+	regionMessage = 512 << 10
+	regionHead    = 64
+)
 
 func segmentsLen(s []Segment) (n int64) {
 	for i := range s {

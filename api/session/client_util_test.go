@@ -74,6 +74,12 @@ func dialAnswered(t *testing.T, answer func(net.Conn) error) error {
 // may be nil.
 func playedWith(t *testing.T, w session.WelcomeMessage, files []int, o *session.ClientOptions, run func(s *server)) *session.Client {
 	t.Helper()
+	return playedBy(t, w.Append(nil), files, o, run)
+}
+
+// playedBy is playedWith for the bytes of a hello.
+func playedBy(t *testing.T, hello []byte, files []int, o *session.ClientOptions, run func(s *server)) *session.Client {
+	t.Helper()
 	lis, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
 	if err != nil {
 		t.Fatal(err)
@@ -89,7 +95,7 @@ func playedWith(t *testing.T, w session.WelcomeMessage, files []int, o *session.
 		if _, _, err := frame.RecvHello(c); err != nil {
 			t.Error(err)
 		}
-		if err := frame.SendHello(c, w.Append(nil), files); err != nil {
+		if err := frame.SendHello(c, hello, files); err != nil {
 			t.Error(err)
 		}
 		s := &server{t, c}

@@ -153,7 +153,7 @@ func appendIDs(b []byte, ids []uint64) []byte {
 }
 
 func (d *decoder) ids(field string, into []uint64) []uint64 {
-	into = sized(into, d.count(field, 8, MaxKeys))
+	into = sized(into, d.count(field, 8, maxNamed))
 	for i := range into {
 		into[i] = d.u64(field)
 	}
@@ -170,7 +170,7 @@ func appendStatuses(b []byte, all []Status) []byte {
 }
 
 func (d *decoder) statuses(field string, into []Status) []Status {
-	into = sized(into, d.count(field, 2, 2*MaxKeys))
+	into = sized(into, d.count(field, 2, 2*maxNamed))
 	for i := range into {
 		into[i] = Status(d.u16(field))
 	}
@@ -192,7 +192,7 @@ func (k *Keys) appendHead(b []byte, class uint8, flags uint16, deadline uint32) 
 // behind what else the message has.
 func (k *Keys) decodeHead(d *decoder) (count int, class uint8, flags uint16, deadline uint32) {
 	k.NS = block.NamespaceID(d.u32("namespace"))
-	count = d.count("keys", 1, MaxKeys)
+	count = d.count("keys", 1, maxNamed)
 	k.Tag = d.u64("tag")
 	k.HashLen = d.u8("hash_len")
 	class, flags, deadline = d.u8("class"), d.u16("flags"), d.u32("deadline")

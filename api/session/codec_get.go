@@ -42,7 +42,7 @@ func (m *MatchedMessage) Append(b []byte) []byte {
 func (m *MatchedMessage) Decode(p []byte) error {
 	d := decoder{p: p}
 	m.Prefix, m.Lease, m.LeaseMS, m.Leased = d.u32("prefix"), d.u64("lease"), d.u32("lease_ms"), d.u32("leased")
-	m.Blocks = sized(m.Blocks, d.count("blocks", 6, MaxKeys))
+	m.Blocks = sized(m.Blocks, d.count("blocks", 6, maxNamed))
 	for i := range m.Blocks {
 		m.Blocks[i] = block.Found{State: block.State(d.u8("state")), Tier: block.TierID(d.u8("tier")), Len: d.u32("length")}
 	}
@@ -103,7 +103,7 @@ func (m *GotMessage) Append(b []byte) []byte {
 func (m *GotMessage) Decode(p []byte) error {
 	d := decoder{p: p}
 	m.Lease, m.LeaseMS = d.u64("lease"), d.u32("lease_ms")
-	m.Blocks = sized(m.Blocks, d.count("blocks", gotBytes, MaxKeys))
+	m.Blocks = sized(m.Blocks, d.count("blocks", gotBytes, maxNamed))
 	for i := range m.Blocks {
 		m.Blocks[i] = GotBlock{
 			Status: Status(d.u16("status")), Reason: block.MissReason(d.u8("reason")), Tier: block.TierID(d.u8("tier")),
@@ -133,7 +133,7 @@ func (m *PrefetchedMessage) Append(b []byte) []byte {
 func (m *PrefetchedMessage) Decode(p []byte) error {
 	d := decoder{p: p}
 	m.First = d.u32("first")
-	m.Results = sized(m.Results, d.count("results", 2, MaxKeys))
+	m.Results = sized(m.Results, d.count("results", 2, maxNamed))
 	for i := range m.Results {
 		m.Results[i] = PrefetchResult{Reason: block.MissReason(d.u8("reason")), Tier: block.TierID(d.u8("tier"))}
 	}
@@ -154,7 +154,7 @@ const locatedBytes = 13
 
 // Append appends the message's bytes to b. Of each key it tells the nearest 8 places.
 func (m *LocatedMessage) Append(b []byte) []byte {
-	b = binary.LittleEndian.AppendUint32(b, uint32(len(m.Places)))
+	b = binary.LittleEndian.AppendUint32(b, uint32(len(m.Places)+m.Busy))
 	for _, places := range m.Places {
 		places = places[:min(len(places), maxLocated)]
 		b = append(b, byte(len(places)))
@@ -164,16 +164,23 @@ func (m *LocatedMessage) Append(b []byte) []byte {
 			b = binary.LittleEndian.AppendUint32(b, l.Len)
 		}
 	}
+	for range m.Busy {
+		b = append(b, BusyKey)
+	}
 	return b
 }
 
 // Decode reads the message from p.
 func (m *LocatedMessage) Decode(p []byte) error {
 	d := decoder{p: p}
-	m.Places = sized(m.Places, d.count("keys", 1, MaxKeys))
+	m.Places, m.Busy = sized(m.Places, d.count("keys", 1, maxNamed)), 0
 	for i := range m.Places {
 		n := int(d.u8("places"))
-		if n > maxLocated {
+		if n == BusyKey {
+			m.Busy++
+			continue
+		}
+		if n > maxLocated || m.Busy > 0 {
 			d.fail("places", "%d of them, at most %d", n, maxLocated)
 		}
 		if n*locatedBytes > len(d.p) {
@@ -188,5 +195,6 @@ func (m *LocatedMessage) Decode(p []byte) error {
 			m.Places[i][j] = block.Located{Tier: block.TierID(d.u8("tier")), Place: block.Place(d.u64("place")), Len: d.u32("length")}
 		}
 	}
+	m.Places = m.Places[:len(m.Places)-min(m.Busy, len(m.Places))]
 	return d.end()
 }

@@ -118,7 +118,7 @@ func (m *PutDoneMessage) Append(b []byte) []byte {
 // Decode reads the message from p.
 func (m *PutDoneMessage) Decode(p []byte) error {
 	d := decoder{p: p}
-	m.Results = sized(m.Results, d.count("results", 4, MaxKeys))
+	m.Results = sized(m.Results, d.count("results", 4, maxNamed))
 	for i := range m.Results {
 		m.Results[i] = PutResult{
 			Status: Status(d.u16("status")), Put: block.PutStatus(d.u8("put")), Text: string(d.take(int(d.u8("text")), "text")),

@@ -20,15 +20,15 @@ func (s *session) get(id uint64, p []byte) error {
 	if err := m.Decode(p); err != nil {
 		return s.fail(id, err)
 	}
-	ns, err := s.keyed(&m.Keys, m.Flags, getFlags, access.Read)
+	ns, beyond, err := s.keyed(&m.Keys, m.Flags, getFlags, access.Read)
 	if err != nil {
 		return s.fail(id, err)
 	}
 	if m.Flags&FlagInPlace != 0 {
-		return s.lend(id, m)
+		return s.lend(id, m, beyond)
 	}
 	w := gets.Get().(*getWork)
-	if err := w.prepare(s, m, ns); err != nil {
+	if err := w.prepare(s, m, ns, beyond); err != nil {
 		gets.Put(w)
 		return s.fail(id, err)
 	}
@@ -43,7 +43,7 @@ func (s *session) get(id uint64, p []byte) error {
 	c, err := s.open(id, m.Deadline)
 	switch {
 	case errors.Is(err, ErrBusy):
-		s.srv.stats.busy.Add(int64(len(w.got.Blocks)))
+		s.srv.stats.busy.Add(int64(len(w.want)))
 		err = s.reply(id, CodeGot, &w.got) // in which every key is busy
 		gets.Put(w)
 		return err
@@ -92,13 +92,13 @@ var gets = sync.Pool{New: func() any {
 	return w
 }}
 
-// prepare reads a request.
-func (w *getWork) prepare(s *session, m *GetMessage, ns *namespace) error {
+// prepare reads a request. Of the keys in its answer so many are beyond those to serve.
+func (w *getWork) prepare(s *session, m *GetMessage, ns *namespace, beyond int) error {
 	n, hl := m.Len(), int(m.HashLen)
 	w.s, w.ns, w.hashLen, w.opts = s, m.NS, hl, m.options()
 	w.c, w.looked, w.sent, w.admitted = nil, false, false, 0
 	w.forget()
-	w.want, w.lens, w.got.Blocks = sized(w.want, n), sized(w.lens, n), sized(w.got.Blocks, n)
+	w.want, w.lens, w.got.Blocks = sized(w.want, n), sized(w.lens, n), sized(w.got.Blocks, n+beyond)
 	w.got.Lease, w.got.LeaseMS = 0, 0
 	if ns.blockBytes == 0 {
 		if err := s.look(&m.Keys); err != nil {
@@ -121,6 +121,8 @@ func (w *getWork) prepare(s *session, m *GetMessage, ns *namespace) error {
 			}
 		}
 		w.lens[i] = total
+	}
+	for i := range w.got.Blocks {
 		w.got.Blocks[i] = GotBlock{Status: StatusBusy, Chunk: NoChunk}
 	}
 	return nil
@@ -265,8 +267,9 @@ func (w *getWork) forget() {
 	w.frames, w.bytes = w.frames[:0], 0
 }
 
-// lend answers a get with FlagInPlace. What lies in memory is lent at once.
-func (s *session) lend(id uint64, m *GetMessage) error {
+// lend answers a get with FlagInPlace, of whose keys so many are beyond those to serve.
+// What lies in memory is lent at once.
+func (s *session) lend(id uint64, m *GetMessage, beyond int) error {
 	switch {
 	case s.memory&access.Read == 0:
 		return s.fail(id, invalid("flags: %#x: this session does not share memory", m.Flags))
@@ -288,7 +291,7 @@ func (s *session) lend(id uint64, m *GetMessage) error {
 		}
 		if o.NoPromote || !slices.ContainsFunc(loans, func(l block.Loan) bool { return l.Reason == block.MissNoRoom }) {
 			s.leases.add(lease)
-			return s.reply(id, CodeGot, lent(loans, lease))
+			return s.reply(id, CodeGot, lent(loans, lease, beyond))
 		}
 		if lease.ID != 0 {
 			_ = s.srv.store.ReleaseLease(lease.ID) // it may have run out
@@ -308,17 +311,20 @@ func (s *session) lend(id uint64, m *GetMessage) error {
 		}
 		s.leases.add(lease)
 		c.end()
-		return s.send(s.ctx, id, CodeGot, lent(loans, lease).Append(nil))
+		return s.send(s.ctx, id, CodeGot, lent(loans, lease, beyond).Append(nil))
 	})
 }
 
-func lent(loans []block.Loan, lease block.Lease) *GotMessage {
-	m := &GotMessage{Lease: lease.ID, LeaseMS: millis(lease.Left), Blocks: make([]GotBlock, len(loans))}
+func lent(loans []block.Loan, lease block.Lease, beyond int) *GotMessage {
+	m := &GotMessage{Lease: lease.ID, LeaseMS: millis(lease.Left), Blocks: make([]GotBlock, len(loans)+beyond)}
 	for i, l := range loans {
 		m.Blocks[i] = GotBlock{Reason: l.Reason, Tier: l.Tier, Chunk: NoChunk}
 		if l.Reason == block.Hit {
 			m.Blocks[i] = GotBlock{Tier: l.Tier, Len: l.Len, Total: l.Len, Chunk: uint32(l.Chunk), Offset: uint64(l.Offset), Sum: l.Sum}
 		}
+	}
+	for i := range beyond {
+		m.Blocks[len(loans)+i] = GotBlock{Status: StatusBusy, Chunk: NoChunk}
 	}
 	return m
 }

@@ -35,14 +35,17 @@ func (s *Server) hello(c net.Conn) (*session, error) {
 	}
 	var m HelloMessage
 	w := WelcomeMessage{
-		Version: Version, Incarnation: s.incarnation, Calls: uint32(s.o.Calls), Bytes: uint64(s.o.Bytes), Keys: MaxKeys,
-		Grants: uint32(s.o.Grants), GrantBytes: uint64(s.o.GrantBytes), Name: s.o.Name,
+		Version: Version, Incarnation: s.incarnation, Calls: uint32(s.o.Calls), Bytes: uint64(s.o.Bytes),
+		GrantBytes: uint64(s.o.GrantBytes), Name: s.o.Name,
 	}
 	if err := s.agree(&m, p, &w); err != nil {
 		s.refuse(c, err)
 		return nil, err
 	}
-	sess := &session{srv: s, name: strings.ToValidUTF8(m.Name, "\ufffd"), calls: int(w.Calls), bytes: int64(w.Bytes), began: time.Now()}
+	sess := &session{
+		srv: s, name: strings.ToValidUTF8(m.Name, "\ufffd"), began: time.Now(),
+		calls: int(w.Calls), bytes: int64(w.Bytes), keys: int(w.Keys), grants: int(w.Grants), message: int(w.Message),
+	}
 	if sess.cred, err = peerCred(c); err != nil {
 		s.refuse(c, err)
 		return nil, err
@@ -81,7 +84,9 @@ func (s *Server) hello(c net.Conn) (*session, error) {
 		s.retire(sess)
 		return nil, fmt.Errorf("welcome: %w", err)
 	}
-	conn := frame.NewConn(c, &s.o.Frame)
+	o := s.o.Frame
+	o.MaxMessage = sess.message
+	conn := frame.NewConn(c, &o)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	sess.attach(conn)
@@ -140,7 +145,13 @@ func (s *Server) agree(m *HelloMessage, p []byte, w *WelcomeMessage) error {
 	if m.MinVersion > Version || m.MaxVersion < 1 || m.MinVersion > m.MaxVersion {
 		return fmt.Errorf("hello: %w: versions %d to %d: this server speaks 1 to %d", block.ErrUnavailable, m.MinVersion, m.MaxVersion, Version)
 	}
+	if err := checkMessage(m.Message); err != nil {
+		return fmt.Errorf("hello: %w", err)
+	}
 	w.Version = min(m.MaxVersion, Version)
+	w.Message = min(m.Message, uint32(s.o.Message))
+	keys := min(s.o.Keys, keysOf(int(w.Message)))
+	w.Keys, w.Grants = uint32(keys), uint32(min(s.o.Grants, keys)) // of which one message can name all
 	if m.Calls != 0 {
 		w.Calls = min(w.Calls, m.Calls)
 	}

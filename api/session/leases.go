@@ -72,8 +72,16 @@ func (s *session) release(id uint64, p []byte) error {
 	if err := m.Decode(p); err != nil {
 		return s.fail(id, err)
 	}
+	leases, err := s.beyond("leases", len(m.Leases))
+	if err != nil {
+		return s.fail(id, err)
+	}
+	grants, err := s.beyond("grants", len(m.Grants))
+	if err != nil {
+		return s.fail(id, err)
+	}
 	s.statuses = s.statuses[:0]
-	for _, l := range m.Leases {
+	for _, l := range m.Leases[:len(m.Leases)-leases] {
 		err := s.leases.has(l)
 		if err == nil {
 			s.leases.drop(l)
@@ -81,8 +89,18 @@ func (s *session) release(id uint64, p []byte) error {
 		}
 		s.statuses = append(s.statuses, StatusOf(err))
 	}
-	s.statuses = s.places.release(m.Grants, s.statuses)
+	s.statuses = appendBusy(s.statuses, leases)
+	s.statuses = s.places.release(m.Grants[:len(m.Grants)-grants], s.statuses)
+	s.statuses = appendBusy(s.statuses, grants)
 	return s.reply(id, CodeReleased, &ReleasedMessage{Results: s.statuses})
+}
+
+// appendBusy appends the outcome of what is beyond the limit of a message.
+func appendBusy(all []Status, n int) []Status {
+	for range n {
+		all = append(all, StatusBusy)
+	}
+	return all
 }
 
 // renew answers CodeRenew.
@@ -94,8 +112,12 @@ func (s *session) renew(id uint64, p []byte) error {
 	if m.LeaseMS == 0 {
 		return s.fail(id, invalid("lease_ms: 0, want more"))
 	}
+	beyond, err := s.beyond("leases", len(m.Leases))
+	if err != nil {
+		return s.fail(id, err)
+	}
 	s.statuses = s.statuses[:0]
-	for _, l := range m.Leases {
+	for _, l := range m.Leases[:len(m.Leases)-beyond] {
 		err := s.leases.has(l)
 		if err == nil {
 			var lease block.Lease
@@ -105,5 +127,6 @@ func (s *session) renew(id uint64, p []byte) error {
 		}
 		s.statuses = append(s.statuses, StatusOf(err))
 	}
+	s.statuses = appendBusy(s.statuses, beyond)
 	return s.reply(id, CodeRenewed, &RenewedMessage{Results: s.statuses})
 }

@@ -8,12 +8,32 @@ import (
 	"github.com/kvtier/kvtier/index/block"
 )
 
-// keyed checks the flags of a request that names keys, and its namespace as namespace does.
-func (s *session) keyed(k *Keys, flags, known uint16, right access.Right) (*namespace, error) {
+// keyed checks the flags of a request that names keys, and its namespace as namespace
+// does. It leaves in k the keys that are to be served, and says how many are beyond them:
+// those are busy.
+func (s *session) keyed(k *Keys, flags, known uint16, right access.Right) (ns *namespace, beyond int, err error) {
 	if flags&^known != 0 {
-		return nil, invalid("flags: %#x, want none but %#x here", flags, known)
+		return nil, 0, invalid("flags: %#x, want none but %#x here", flags, known)
 	}
-	return s.namespace(k.NS, k.Tag, right)
+	if ns, err = s.namespace(k.NS, k.Tag, right); err != nil {
+		return nil, 0, err
+	}
+	if beyond, err = s.beyond("keys", k.Len()); err != nil {
+		return nil, 0, err
+	}
+	k.Hashes = k.Hashes[:len(k.Hashes)-beyond*int(k.HashLen)]
+	return ns, beyond, nil
+}
+
+// beyond says how many of n that a message names are more than it may, and are busy. It
+// fails when the answer could not tell so of each.
+func (s *session) beyond(field string, n int) (int, error) {
+	if n > 2*s.keys {
+		return 0, invalid("%s: %d of them, at most %d, of which %d are served", field, n, 2*s.keys, s.keys)
+	}
+	n = max(0, n-s.keys)
+	s.srv.stats.busy.Add(int64(n))
+	return n, nil
 }
 
 // namespace finds the namespace of a request, and refuses a client that has no such
@@ -40,7 +60,8 @@ func (s *session) match(id uint64, p []byte) error {
 	if err := m.Decode(p); err != nil {
 		return s.fail(id, err)
 	}
-	if _, err := s.keyed(&m.Keys, m.Flags, FlagAll|FlagQuiet, access.Read); err != nil {
+	_, beyond, err := s.keyed(&m.Keys, m.Flags, FlagAll|FlagQuiet, access.Read)
+	if err != nil {
 		return s.fail(id, err)
 	}
 	o := block.MatchOptions{
@@ -63,6 +84,14 @@ func (s *session) match(id uint64, p []byte) error {
 	if o.Lease > 0 {
 		s.leases.add(r.Lease)
 	}
+	if !o.All && r.Prefix < m.Len() {
+		beyond = 0 // the list has ended before them
+	} else if !o.All {
+		beyond = min(beyond, 1)
+	}
+	for range beyond {
+		r.Blocks = append(r.Blocks, block.Found{State: BusyKey})
+	}
 	s.matched = MatchedMessage{
 		Prefix: uint32(r.Prefix), Lease: r.Lease.ID, LeaseMS: millis(r.Lease.Left), Leased: uint32(r.Lease.Count), Blocks: r.Blocks,
 	}
@@ -78,14 +107,15 @@ func (s *session) locate(id uint64, p []byte) error {
 	if err := m.Decode(p); err != nil {
 		return s.fail(id, err)
 	}
-	if _, err := s.keyed(&m.Keys, 0, 0, access.Read); err != nil {
+	_, beyond, err := s.keyed(&m.Keys, 0, 0, access.Read)
+	if err != nil {
 		return s.fail(id, err)
 	}
 	places, err := s.srv.store.Locate(s.ctx, m.NS, int(m.HashLen), m.Hashes)
 	if err != nil {
 		return s.fail(id, err)
 	}
-	return s.reply(id, CodeLocated, &LocatedMessage{Places: places})
+	return s.reply(id, CodeLocated, &LocatedMessage{Places: places, Busy: beyond})
 }
 
 // The progress of a prefetch is told when so many keys are done, or after so long.
@@ -100,7 +130,8 @@ func (s *session) prefetch(id uint64, p []byte) error {
 	if err := m.Decode(p); err != nil {
 		return s.fail(id, err)
 	}
-	if _, err := s.keyed(&m.Keys, 0, 0, access.Read); err != nil {
+	_, beyond, err := s.keyed(&m.Keys, 0, 0, access.Read)
+	if err != nil {
 		return s.fail(id, err)
 	}
 	m.Hashes = slices.Clone(m.Hashes) // the next message is read over them
@@ -118,6 +149,9 @@ func (s *session) prefetch(id uint64, p []byte) error {
 				return nil
 			}
 			if last {
+				for range beyond {
+					done.Results = append(done.Results, PrefetchResult{Reason: BusyKey})
+				}
 				c.end()
 			}
 			err := s.send(s.patient(c), id, CodePrefetched, done.Append(nil))

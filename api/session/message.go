@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/kvtier/kvtier/index/block"
+	"github.com/kvtier/kvtier/xfer/frame"
 )
 
 // Code says what a message is. A request and its reply have the same frame ID, which
@@ -87,9 +88,19 @@ const (
 
 // Limits of the messages, which keep each within frame.MaxMessage.
 const (
-	// MaxKeys is how many keys, leases, grants or places one message may name; a
-	// server may want fewer.
+	// MaxKeys is how many keys, leases, grants or places of one message are served; a
+	// server may serve fewer.
 	MaxKeys = 8192
+	// maxNamed is how many one message may name: those that are not served are busy,
+	// each by itself, and the answer has room for so many.
+	maxNamed = 2 * MaxKeys
+	// MinMessage is the least size of messages that an end may have: the largest one of
+	// a single key fits, that of a key in regions. MaxTold is the most that it may tell.
+	MinMessage = 64 << 10
+	MaxTold    = frame.MaxSkipped
+	// BusyKey is the state (of Matched) or reason (of Prefetched) of a key that was not
+	// served, being beyond the keys of the session.
+	BusyKey = 255
 	// MaxText is how many bytes of a text are sent.
 	MaxText = 4096
 	// maxReason is how many bytes of text the failure of one key has.
@@ -115,6 +126,7 @@ type HelloMessage struct {
 	Token                  string        // that the server wants to see
 	Name                   string        // of the client, for logs
 	Regions                []HelloRegion // with FeatureRegions
+	Message                uint32        // most bytes of a message that it sends or takes
 }
 
 // HelloRegion is a file of the client's that the server may move bytes to and from.
@@ -139,6 +151,7 @@ type WelcomeMessage struct {
 	GrantBytes  uint64   // and their bytes
 	Name        string   // program and version
 	Chunks      []uint64 // FeatureShared: length of each file, in order
+	Message     uint32   // most bytes of a message, either way
 }
 
 // Keys names blocks of a namespace.
@@ -356,7 +369,10 @@ type LocateMessage struct {
 }
 
 // LocatedMessage answers it, a list for each key.
-type LocatedMessage struct{ Places [][]block.Located }
+type LocatedMessage struct {
+	Places [][]block.Located
+	Busy   int // how many keys behind those were not served, being beyond the keys of the session
+}
 
 // WatchMessage asks for events.
 type WatchMessage struct {

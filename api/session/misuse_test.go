@@ -65,6 +65,9 @@ func TestHelloRefused(t *testing.T) {
 }
 
 func hello(m session.HelloMessage) []byte {
+	if m.Message == 0 {
+		m.Message = frame.MaxMessage
+	}
 	return packed(frame.Header{Type: frame.Hello}, m.Append(nil))
 }
 
@@ -104,7 +107,7 @@ func TestBadRequests(t *testing.T) {
 	zero := k
 	zero.NS = 0
 	many := k
-	many.Hashes = make([]byte, 8*(session.MaxKeys+1))
+	many.Hashes = make([]byte, 8*(2*session.MaxKeys+1))
 	cut := rawMessage((&session.MatchMessage{Keys: k}).Append(nil)[:30])
 	long := rawMessage(append((&session.MatchMessage{Keys: k}).Append(nil), 1))
 	for _, tt := range []struct {
@@ -117,8 +120,8 @@ func TestBadRequests(t *testing.T) {
 		{"hash length", session.CodeMatch, &session.MatchMessage{Keys: seven}, block.ErrInvalid, "hash_len: 7"},
 		{"hash length of a get", session.CodeGet, &session.GetMessage{Keys: seven}, block.ErrInvalid, "hash_len: 7"},
 		{"no keys", session.CodeMatch, &session.MatchMessage{Keys: session.Keys{NS: k.NS, HashLen: 8}}, block.ErrInvalid, "keys: 0"},
-		{"too many keys", session.CodeMatch, &session.MatchMessage{Keys: many}, block.ErrInvalid, "keys: 8193"},
-		{"too many keys of a get", session.CodeGet, &session.GetMessage{Keys: many}, block.ErrInvalid, "keys: 8193"},
+		{"too many keys", session.CodeMatch, &session.MatchMessage{Keys: many}, block.ErrInvalid, "keys: 16385"},
+		{"too many keys of a get", session.CodeGet, &session.GetMessage{Keys: many}, block.ErrInvalid, "keys: 16385"},
 		{"namespace", session.CodeMatch, &session.MatchMessage{Keys: nobody}, block.ErrNotFound, "99"},
 		{"namespace of a get", session.CodeGet, &session.GetMessage{Keys: nobody}, block.ErrNotFound, "99"},
 		{"namespace of another store", session.CodeMatch, &session.MatchMessage{Keys: stale}, block.ErrNotFound, "another store"},
@@ -168,7 +171,7 @@ func TestBadFrames(t *testing.T) {
 	other := r.client()
 	other.store(r.keys("a"), []byte("hello"))
 	get := packed(frame.Header{Type: frame.Message, Flags: uint8(session.CodeWatch), ID: 5}, (&session.WatchMessage{NS: r.ns.NS}).Append(nil))
-	large := frame.Header{Type: frame.Message, Length: frame.MaxMessage + 1}
+	large := frame.Header{Type: frame.Message, Length: frame.MaxSkipped + 1}
 	data := frame.Header{Type: frame.Data, Length: frame.MaxData + 1}
 	for _, tt := range []struct {
 		name string

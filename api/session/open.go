@@ -91,7 +91,8 @@ func (s *session) pin(id uint64, p []byte) error {
 	if err := m.Decode(p); err != nil {
 		return s.fail(id, err)
 	}
-	if _, err := s.keyed(&m.Keys, m.Flags, FlagUnpin, access.Write); err != nil {
+	_, beyond, err := s.keyed(&m.Keys, m.Flags, FlagUnpin, access.Write)
+	if err != nil {
 		return s.fail(id, err)
 	}
 	m.Hashes = slices.Clone(m.Hashes) // the next message is read over them
@@ -112,6 +113,7 @@ func (s *session) pin(id uint64, p []byte) error {
 				done.Results[i] = StatusOf(err)
 			}
 		}
+		done.Results = appendBusy(done.Results, beyond)
 		c.end()
 		return s.send(s.ctx, id, CodePinned, done.Append(nil))
 	})

@@ -21,7 +21,10 @@ type ServerOptions struct {
 	MaxPending   int           // connections that have not said it yet; more are closed [128]
 	MaxSessions  int           // more are refused [1024]
 
-	// Limits of one session. A client may ask for fewer calls and bytes.
+	// Limits of one session. A client may ask for fewer calls and bytes, and smaller
+	// messages.
+	Message    int           // bytes of one message [1 MiB, which is the most; 64 KiB is the least]
+	Keys       int           // keys, leases or grants of one message that are served [8192, which is the most, and what Message has room for]
 	Calls      int           // in flight, beside those that are answered at once [64]
 	Bytes      int64         // of gets in flight; one block is served in any case [64 MiB]
 	Leases     int           // [65536]
@@ -64,11 +67,13 @@ func (o *ServerOptions) withDefaults() ServerOptions {
 	setDefault(&v.HelloTimeout, 5*time.Second)
 	setDefault(&v.MaxPending, 128)
 	setDefault(&v.MaxSessions, 1024)
+	setDefault(&v.Message, frame.MaxMessage)
+	v.Message = min(max(v.Message, MinMessage), frame.MaxMessage)
+	setDefault(&v.Keys, MaxKeys)
 	setDefault(&v.Calls, 64)
 	setDefault(&v.Bytes, 64<<20)
 	setDefault(&v.Leases, 65536)
 	setDefault(&v.Grants, 64)
-	v.Grants = min(v.Grants, MaxKeys) // what one message can name
 	setDefault(&v.GrantBytes, 64<<20)
 	setDefault(&v.GrantTTL, 30*time.Second)
 	setDefault(&v.LendFor, 30*time.Second)

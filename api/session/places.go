@@ -91,7 +91,7 @@ func (ps *places) reserve(size int64, want int) int {
 	o := &ps.s.srv.o
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	n := min(want, o.Grants-ps.mu.count)
+	n := min(want, ps.s.grants-ps.mu.count)
 	if left := o.GrantBytes - ps.mu.bytes; int64(n) > left/size {
 		n = int(max(0, left/size))
 	}

@@ -30,7 +30,7 @@ func (s *session) grant(id uint64, p []byte) error {
 	}
 	c, err := s.open(id, m.Deadline)
 	return s.spawn(id, c, err, func(c *call) error {
-		told, err := s.grantPlaces(c.ctx, m.NS, int64(m.Size), int(min(m.Count, MaxKeys)), nil)
+		told, err := s.grantPlaces(c.ctx, m.NS, int64(m.Size), int(min(m.Count, uint32(s.keys))), nil)
 		if err != nil {
 			return err
 		}
@@ -57,7 +57,8 @@ func (s *session) put(id uint64, p []byte) error {
 	if err := m.Decode(p); err != nil {
 		return s.fail(id, err)
 	}
-	if _, err := s.keyed(&m.Keys, m.Flags, FlagRegrant|FlagParents, access.Write); err != nil {
+	_, beyond, err := s.keyed(&m.Keys, m.Flags, FlagRegrant|FlagParents, access.Write)
+	if err != nil {
 		return s.fail(id, err)
 	}
 	if m.TTLMS > maxTTLMS {
@@ -66,7 +67,7 @@ func (s *session) put(id uint64, p []byte) error {
 	switch m.Durable {
 	case block.NoTier, block.G2:
 		w := &s.puts
-		w.prepare(s, m)
+		w.prepare(s, m, beyond)
 		w.commit(s, s.ctx)
 		return s.reply(id, CodePutDone, &w.done)
 	case block.G3:
@@ -75,13 +76,13 @@ func (s *session) put(id uint64, p []byte) error {
 	}
 	c, err := s.open(id, m.Deadline)
 	if errors.Is(err, ErrBusy) {
-		return s.reply(id, CodePutDone, s.busyPut(m.Len()))
+		return s.reply(id, CodePutDone, s.busyPut(m.Len(), beyond))
 	}
 	if err != nil {
 		return s.spawn(id, c, err, nil)
 	}
 	w := new(putWork)
-	w.prepare(s, m) // here, so that data behind the message finds its places closed
+	w.prepare(s, m, beyond) // here, so that data behind the message finds its places closed
 	return s.spawn(id, c, nil, func(c *call) error {
 		w.commit(s, c.ctx)
 		c.end()
@@ -89,10 +90,11 @@ func (s *session) put(id uint64, p []byte) error {
 	})
 }
 
-// busyPut answers a put that is not begun: its grants stay as they are.
-func (s *session) busyPut(n int) *PutDoneMessage {
+// busyPut answers a put that is not begun: its grants stay as they are. So many of its
+// keys were told to be busy already.
+func (s *session) busyPut(n, beyond int) *PutDoneMessage {
 	s.srv.stats.busy.Add(int64(n))
-	m := &PutDoneMessage{Results: make([]PutResult, n)}
+	m := &PutDoneMessage{Results: make([]PutResult, n+beyond)}
 	for i := range m.Results {
 		m.Results[i].Status = StatusBusy
 	}
@@ -119,18 +121,22 @@ type unseen struct {
 	sum   block.Sum
 }
 
-// prepare closes the places of a put and checks what came into them as data.
-func (w *putWork) prepare(s *session, m *PutMessage) {
+// prepare closes the places of a put and checks what came into them as data. Of its keys
+// so many are beyond those to serve: their places stay as they are.
+func (w *putWork) prepare(s *session, m *PutMessage, beyond int) {
 	n, hl := m.Len(), int(m.HashLen)
 	*w = putWork{
 		ns: m.NS, regrant: m.Flags&FlagRegrant != 0, puts: w.puts[:0], at: w.at[:0], unseen: w.unseen[:0], bad: w.bad[:0], sizes: w.sizes[:0],
-		done: PutDoneMessage{Results: sized(w.done.Results, n), Grants: GrantedMessage{Places: w.done.Grants.Places[:0]}},
+		done: PutDoneMessage{Results: sized(w.done.Results, n+beyond), Grants: GrantedMessage{Places: w.done.Grants.Places[:0]}},
 	}
 	durable := block.G2
 	if m.Durable == block.G3 {
 		durable = block.G3
 	}
-	for i := range m.Items {
+	for i := n; i < n+beyond; i++ {
+		w.done.Results[i] = PutResult{Status: StatusBusy}
+	}
+	for i := range n {
 		it := &m.Items[i]
 		w.done.Results[i] = PutResult{}
 		size, own, err := s.places.take(m.NS, it)

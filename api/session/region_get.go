@@ -15,7 +15,7 @@ func (s *session) regionGet(id uint64, p []byte) error {
 	c, err := w.begin(p)
 	switch {
 	case errors.Is(err, ErrBusy):
-		s.srv.stats.busy.Add(int64(len(w.got.Blocks)))
+		s.srv.stats.busy.Add(int64(len(w.lens)))
 		err = s.reply(id, CodeGot, &w.got) // in which every key is busy
 	case err == nil || errors.Is(err, errTwice):
 		return s.spawn(id, c, err, w.run)
@@ -51,7 +51,7 @@ func (w *regionGetWork) begin(p []byte) (*call, error) {
 	if err := m.Decode(p); err != nil {
 		return nil, err
 	}
-	ns, err := s.keyed(&m.Keys, m.Flags, FlagQuiet|FlagNoPromote, access.Read)
+	ns, beyond, err := s.keyed(&m.Keys, m.Flags, FlagQuiet|FlagNoPromote, access.Read)
 	if err != nil {
 		return nil, err
 	}
@@ -62,10 +62,12 @@ func (w *regionGetWork) begin(p []byte) (*call, error) {
 		}
 	}
 	w.want, w.at, w.bytes = w.want[:0], w.at[:0], 0
-	w.segs, w.room, w.lens, w.got.Blocks = m.split(w.segs[:0]), sized(w.room, n), sized(w.lens, n), sized(w.got.Blocks, n)
+	w.segs, w.room, w.lens, w.got.Blocks = m.split(w.segs[:0]), sized(w.room, n), sized(w.lens, n), sized(w.got.Blocks, n+beyond)
 	w.got.Lease, w.got.LeaseMS = 0, 0
-	for i := range n {
+	for i := range w.got.Blocks {
 		w.got.Blocks[i] = GotBlock{Status: StatusBusy, Chunk: NoChunk}
+	}
+	for i := range n {
 		if w.lens[i] = ns.blockBytes; w.lens[i] == 0 {
 			w.lens[i] = int64(s.found.Blocks[i].Len)
 		}

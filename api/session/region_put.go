@@ -26,7 +26,7 @@ func (s *session) regionPut(id uint64, p []byte) error {
 	c, err := w.begin(p)
 	switch {
 	case errors.Is(err, ErrBusy):
-		err = s.reply(id, CodePutDone, s.busyPut(w.m.Len()))
+		err = s.reply(id, CodePutDone, s.busyPut(len(w.lens), len(w.done.Results)-len(w.lens)))
 	case err == nil || errors.Is(err, errTwice):
 		return s.spawn(id, c, err, w.run)
 	default:
@@ -61,7 +61,8 @@ func (w *regionPutWork) begin(p []byte) (*call, error) {
 	if err := m.Decode(p); err != nil {
 		return nil, err
 	}
-	if _, err := s.keyed(&m.Keys, m.Flags, FlagParents, access.Write); err != nil {
+	_, beyond, err := s.keyed(&m.Keys, m.Flags, FlagParents, access.Write)
+	if err != nil {
 		return nil, err
 	}
 	if m.TTLMS > maxTTLMS {
@@ -76,8 +77,11 @@ func (w *regionPutWork) begin(p []byte) (*call, error) {
 		return nil, invalid("durable: %v, want g2 or g3", m.Durable)
 	}
 	n, hl := m.Len(), int(m.HashLen)
-	w.segs, w.lens, w.done.Results = m.split(w.segs[:0]), sized(w.lens, n), sized(w.done.Results, n)
+	w.segs, w.lens, w.done.Results = m.split(w.segs[:0]), sized(w.lens, n), sized(w.done.Results, n+beyond)
 	w.keys, w.at, w.texts = w.keys[:0], w.at[:0], 0
+	for i := n; i < n+beyond; i++ {
+		w.done.Results[i] = PutResult{Status: StatusBusy}
+	}
 	for i := range n {
 		w.done.Results[i] = PutResult{}
 		bytes, err := s.regions.check(w.segs[i], false)

@@ -55,7 +55,7 @@ func inMemory(t testing.TB) string {
 // withRegions opens a session over the unix socket with regions, or returns why not.
 func (c *client) withRegions(files []int, list ...session.HelloRegion) error {
 	c.t.Helper()
-	h := session.HelloMessage{MinVersion: 1, MaxVersion: 1, Features: session.FeatureRegions, Regions: list}
+	h := session.HelloMessage{MinVersion: 1, MaxVersion: 1, Features: session.FeatureRegions, Regions: list, Message: frame.MaxMessage}
 	if err := frame.SendHello(c.c, h.Append(nil), files); err != nil {
 		c.t.Fatal(err)
 	}

@@ -141,6 +141,9 @@ func (c *client) hello(h session.HelloMessage) error {
 	if h.MaxVersion == 0 {
 		h.MinVersion, h.MaxVersion = 1, session.Version
 	}
+	if h.Message == 0 {
+		h.Message = frame.MaxMessage
+	}
 	if err := frame.SendHello(c.c, h.Append(nil), nil); err != nil {
 		c.t.Fatal(err)
 	}

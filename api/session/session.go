@@ -28,6 +28,9 @@ type session struct {
 	process  *process     // of the client, when it may write there
 	calls    int          // limits
 	bytes    int64
+	keys     int // and grants, at most: of one message
+	grants   int
+	message  int // bytes
 
 	regions regions // of the client, mapped until the session ends
 	held    *socket // keeps the connection from ending while they are touched; nil without them
@@ -122,6 +125,13 @@ func (s *session) Frame(h *frame.Header, p []byte) error {
 		return nil // of another protocol, or a later version: skipped
 	}
 	code := Code(h.Flags)
+	if n := int(h.Length); n > len(p) { // it was skipped
+		switch code {
+		case CodeCancel, CodeFailed:
+			return nil // of which there is nothing to say
+		}
+		return s.fail(h.ID, invalid("message: %d bytes, at most %d", n, s.message))
+	}
 	if int(code) < len(s.srv.stats.calls) {
 		s.srv.stats.calls[code].Add(1)
 	}

@@ -10,9 +10,16 @@ import (
 	"github.com/kvtier/kvtier/index/block"
 )
 
-// maxBatch is how many events one message tells of, and how many may wait for a
-// client that is slow to take them: behind that the store counts them as lost.
+// maxBatch is how many events one message tells of, where it has room for them, and
+// how many may wait for a client that is slow to take them: behind that the store counts
+// them as lost.
 const maxBatch = 1024
+
+// batchOf is how many events a message of so many bytes has room for, at most maxBatch.
+func batchOf(message int) int {
+	const start, most = 1 + 8 + 8 + 1 + 4, eventBytes + 2*block.HashBytes + maxReason
+	return min(maxBatch, (message-start)/most)
+}
 
 // watch answers CodeWatch.
 func (s *session) watch(id uint64, p []byte) error {
@@ -31,7 +38,7 @@ func (s *session) watch(id uint64, p []byte) error {
 	}
 	c, err := s.flight.open(s.ctx, id, 0, true, s.calls)
 	return s.spawn(id, c, err, func(c *call) error {
-		b := &batch{wake: make(chan struct{}, 1), room: make(chan struct{}, 1)}
+		b := &batch{most: batchOf(s.message), wake: make(chan struct{}, 1), room: make(chan struct{}, 1)}
 		ctx, cancel := context.WithCancelCause(c.ctx)
 		var sender sync.WaitGroup
 		sender.Go(func() {
@@ -62,6 +69,7 @@ func (s *session) watch(id uint64, p []byte) error {
 
 // batch is the events that wait to be sent.
 type batch struct {
+	most int           // events
 	wake chan struct{} // there is something, or the end
 	room chan struct{} // something was taken
 	mu   struct {
@@ -91,7 +99,7 @@ func (b *batch) add(ctx context.Context, e block.Event) error {
 	for {
 		b.mu.Lock()
 		// The first message tells of no events.
-		ok := len(b.mu.next.Events) < maxBatch && b.mu.next.Start == nil
+		ok := len(b.mu.next.Events) < b.most && b.mu.next.Start == nil
 		if ok {
 			b.mu.next.Events = append(b.mu.next.Events, e)
 		}

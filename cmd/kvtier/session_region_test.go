@@ -24,7 +24,7 @@ func storeMemory(t *testing.T, socket string) []byte {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.Close() })
-	hello := session.HelloMessage{MinVersion: 1, MaxVersion: 1, Features: session.FeatureShared}
+	hello := session.HelloMessage{MinVersion: 1, MaxVersion: 1, Features: session.FeatureShared, Message: frame.MaxMessage}
 	if err := frame.SendHello(c, hello.Append(nil), nil); err != nil {
 		t.Fatal(err)
 	}

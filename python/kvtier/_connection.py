@@ -20,7 +20,7 @@ from typing import Callable, List, Optional, TypeVar
 from . import _wire as wire
 from ._calls import Budget, Call, Cancel
 from ._dial import Dialled, poller
-from ._errors import DeadlineError, DisconnectedError, Error, InternalError, error_of
+from ._errors import DeadlineError, DisconnectedError, Error, InternalError, InvalidError, error_of
 from ._inbox import Inbox
 from ._outbox import LATER, Buffer, Outbox
 from ._places import Places
@@ -51,7 +51,8 @@ class Connection:
         self.passed = d.passed
         self._regions = bool(d.welcome.features & wire.FEATURE_REGIONS)
         self._unquiet: List[Call] = []  # calls of regions that the server may still write to
-        self.keys = min(d.welcome.keys, wire.MAX_KEYS)
+        self.message = min(d.welcome.message, wire.MAX_MESSAGE)  # most bytes of one
+        self.keys = min(d.welcome.keys, wire.keys_of(self.message))
         self.budget = Budget(min(d.welcome.calls, 1 << 16), min(d.welcome.bytes, 1 << 62))
         self.error: Optional[DisconnectedError] = None
         # A call ran out while nothing came at all: who asks now is not made to wait.
@@ -101,7 +102,10 @@ class Connection:
     def trip(
         self, code: int, payload: bytes, deadline: float, call: Optional[Call] = None, cancel: Optional[Cancel] = None
     ) -> bytes:
-        """One call from begin to end: its message, and the wait for the reply's payload."""
+        """One call from begin to end: its message, and the wait for the reply's payload.
+        InvalidError for a message that the session does not take."""
+        if len(payload) > self.message:
+            raise InvalidError(f"message of {len(payload)} bytes, this session takes at most {self.message}")
         if call is None:
             call = Call(wire.REPLY[code])
         if cancel is None:
@@ -277,6 +281,12 @@ class Connection:
         call.payload = payload
         self._take(call, None)
 
+    def skipped_message(self, id: int, length: int) -> None:
+        """Fails the call whose reply was longer than messages are."""
+        call = self._calls.get(id)
+        if call is not None:
+            self._take(call, InvalidError(f"reply of {length} bytes, this session takes at most {self.message}"))
+
     def _take(self, call: Call, error: Optional[Error]) -> None:
         if self._calls.pop(call.id, None) is not None:
             self._in.landers.discard(call.id)
@@ -360,8 +370,8 @@ class Connection:
         leases, grants = self._out.drain()
         grants += idle
         try:
-            for at in range(0, max(len(leases), len(grants)), wire.MAX_KEYS):
-                part = slice(at, at + wire.MAX_KEYS)
+            for at in range(0, max(len(leases), len(grants)), self.keys):
+                part = slice(at, at + self.keys)
                 self.trip(wire.RELEASE, wire.release(leases[part], grants[part]), monotonic() + _FAREWELL)
         except Error:
             if self.passed and grants:

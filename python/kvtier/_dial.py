@@ -329,6 +329,8 @@ def _check(w: wire.Welcome, wanted: int) -> None:
         raise UnavailableError(f"the daemon speaks version {w.version}, want {wire.VERSION}")
     if not (w.calls and w.bytes and w.keys and w.grants and w.grant_bytes):
         raise wire.WireError(f"limits of {w.calls} calls, {w.bytes} bytes, {w.keys} keys, {w.grants} grants")
+    if not wire.MIN_TOLD <= w.message <= wire.MAX_TOLD:
+        raise wire.WireError(f"messages of {w.message} bytes, want {wire.MIN_TOLD} to {wire.MAX_TOLD}")
     if w.features & ~wanted:
         raise wire.WireError(f"features {w.features:#x}, wanted {wanted:#x}")
 

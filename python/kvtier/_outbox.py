@@ -185,7 +185,7 @@ class Outbox:
         with self._kept_lock:
             leases, grants = self.drain()
             out, self._kept = self._kept, []
-        most = wire.MAX_KEYS
+        most = self._conn.keys
         while leases or grants:
             body = wire.release(leases[:most], grants[:most])
             # Nobody waits for the reply: what is gone already needs no giving back.

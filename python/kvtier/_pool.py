@@ -386,7 +386,7 @@ class Pool:
         if conn is None:
             return None
         w = conn.welcome
-        return Server(w.name, w.incarnation, Limits(w.calls, w.bytes, conn.keys, w.grants, w.grant_bytes))
+        return Server(w.name, w.incarnation, Limits(w.calls, w.bytes, conn.keys, w.grants, w.grant_bytes, conn.message))
 
     @property
     def session(self) -> int:

@@ -139,6 +139,7 @@ class Limits:
     keys: int  # of one message; longer calls are cut here into several
     grants: int  # places for puts
     grant_bytes: int
+    message: int  # bytes of one message
 
 
 @dataclass(frozen=True)

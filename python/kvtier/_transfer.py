@@ -18,8 +18,10 @@ from ._places import Place, millis_left
 from ._results import GetResult, PutResult, Tier, reason_name, tier_of
 
 _SEND_AHEAD = 2 * wire.MAX_DATA  # bytes that are queued before they are sent
-_MESSAGE_ROOM = 900_000  # bytes of a message's body, below the most that a frame takes
+_MESSAGE_ROOM = 900_000  # bytes of a message's body, as a rule
+_MESSAGE_HEAD = 64  # and what it has beside that
 _NO_ROOM = GetResult(Status.OK, "no_room", Tier.NONE, 0, 0)
+_BUSY = GetResult(Status.BUSY, "unavailable", Tier.NONE, 0, 0)
 
 
 class Handle(NamedTuple):
@@ -219,11 +221,12 @@ def _get_sent(
 
 
 def lend(h: Handle, hashes: Sequence[bytes], seconds: float, verify: bool, deadline: float) -> Loan:
-    """Lends blocks where they lie, in one message."""
+    """Lends blocks where they lie, in one message; those that it cannot name are busy."""
     conn = h.conn
     began = time.monotonic()
-    message = wire.get(_keys(h, hashes), wire.FLAG_IN_PLACE, millis_left(deadline))
-    got = _got(h, conn.trip(wire.GET, message, deadline), len(hashes))
+    named = hashes[: conn.keys]
+    message = wire.get(_keys(h, named), wire.FLAG_IN_PLACE, millis_left(deadline))
+    got = _got(h, conn.trip(wire.GET, message, deadline), len(named))
     views: List[Optional[memoryview]] = []
     results: List[GetResult] = []
     loan = Loan(conn, got.lease, began + got.lease_ms / 1000, views, results)
@@ -238,6 +241,9 @@ def lend(h: Handle, hashes: Sequence[bytes], seconds: float, verify: bool, deadl
         there += view is not None
         results.append(r)
         views.append(view)
+    for _ in range(len(hashes) - len(named)):
+        results.append(_BUSY)
+        views.append(None)
     if there == 0:
         loan.release()
     elif seconds * 1000 > got.lease_ms:
@@ -419,12 +425,13 @@ def _windows(
 ) -> List[Tuple[int, int]]:
     """Cuts keys into what one message takes."""
     out = []
+    room = min(_MESSAGE_ROOM, h.conn.message - _MESSAGE_HEAD)
     begin, body, total = 0, 0, 0
     for i, lists in enumerate(segments):
         size = 2 + 14 * len(lists) + item
         moved = sum(s[2] for s in lists)
         if i > begin and (
-            i - begin >= h.conn.keys or body + size > _MESSAGE_ROOM or total + moved > h.conn.budget.most_bytes
+            i - begin >= h.conn.keys or body + size > room or total + moved > h.conn.budget.most_bytes
         ):
             out.append((begin, i))
             begin, body, total = i, 0, 0

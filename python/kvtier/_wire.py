@@ -23,8 +23,10 @@ HELLO, DATA, MESSAGE, PING, PONG, BYE = 1, 2, 3, 4, 5, 6
 MAX_HELLO = 65536
 MAX_DATA = 256 << 10
 MAX_MESSAGE = 1 << 20
+# What an end may tell of its messages; a longer one is no frame, and not skipped.
+MIN_TOLD, MAX_TOLD = 64 << 10, 16 << 20
 # Frames of an unknown type are skipped, up to this.
-MAX_PAYLOAD = {HELLO: MAX_HELLO, DATA: MAX_DATA}
+MAX_PAYLOAD = {HELLO: MAX_HELLO, DATA: MAX_DATA, MESSAGE: MAX_TOLD}
 
 MATCH, MATCHED, GET, GOT, GRANT, GRANTED, PUT, PUT_DONE = 1, 2, 3, 4, 5, 6, 7, 8
 RELEASE, RELEASED, RENEW, RENEWED, PREFETCH, PREFETCHED = 9, 10, 11, 12, 13, 14
@@ -54,7 +56,8 @@ OPEN_CREATE = 1
 FEATURE_SHARED = 1
 FEATURE_REGIONS = 2
 
-MAX_KEYS = 8192
+MAX_KEYS = 8192  # of one message that are served
+MAX_NAMED = 2 * MAX_KEYS  # and that it may name
 MAX_BLOCK = 8 << 20
 MAX_TEXT = 4096
 MAX_REGIONS = 64
@@ -125,6 +128,7 @@ class Welcome(NamedTuple):
     text: str
     name: str
     chunks: Tuple[int, ...]
+    message: int  # most bytes of a message
 
 
 class GotKey(NamedTuple):
@@ -294,6 +298,7 @@ def hello(
     bytes_: int = 0,
     versions: Tuple[int, int] = (VERSION, VERSION),
     regions: Sequence[Tuple[int, int, str]] = (),
+    message: int = MAX_MESSAGE,
 ) -> bytes:
     """The client's hello. Regions are (length, flags, path or "" for a descriptor)."""
     b = _HELLO.pack(MAGIC, versions[0], versions[1], features, calls, bytes_)
@@ -302,7 +307,7 @@ def hello(
         b += _U32.pack(len(regions))
         for length, flags, path in regions:
             b += _U64.pack(length) + bytes((flags,)) + _text(path)
-    return b
+    return b + _U32.pack(message)
 
 
 def read_welcome(p: Bytes) -> Welcome:
@@ -314,7 +319,13 @@ def read_welcome(p: Bytes) -> Welcome:
     text, name = r.text(), r.text()
     n = r.count(8, 4096)
     chunks = tuple(r.number(8) for _ in range(n))
-    return Welcome(f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8], f[9], f[10], text, name, chunks)
+    size = r.number(4) if r.at < len(p) else MAX_MESSAGE  # an older server does not say
+    return Welcome(f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8], f[9], f[10], text, name, chunks, size)
+
+
+def keys_of(size: int) -> int:
+    """How many keys a message of so many bytes can have served, with the answer to them."""
+    return min(MAX_KEYS, (size - 20416) // 105)
 
 
 # Requests
@@ -441,7 +452,7 @@ def read_matched(p: bytes) -> Matched:
     except struct.error:
         raise WireError(f"Matched ends after {len(p)} bytes") from None
     m = Matched(prefix, lease, lease_ms, leased, many, p[_MATCHED.size :])
-    if m.many > MAX_KEYS or len(m.blocks) != m.many * _BLOCK.size:
+    if m.many > MAX_NAMED or len(m.blocks) != m.many * _BLOCK.size:
         raise WireError(f"Matched of {m.many} blocks in {len(p)} bytes")
     return m
 
@@ -456,7 +467,7 @@ def read_got(p: bytes) -> Got:
         lease, lease_ms, n = _GOT.unpack_from(p)
     except struct.error:
         raise WireError(f"Got ends after {len(p)} bytes") from None
-    if n > MAX_KEYS or len(p) != _GOT.size + n * _GOT_KEY.size:
+    if n > MAX_NAMED or len(p) != _GOT.size + n * _GOT_KEY.size:
         raise WireError(f"Got of {n} keys in {len(p)} bytes")
     return Got(lease, lease_ms, list(map(GotKey._make, _GOT_KEY.iter_unpack(p[_GOT.size :]))))
 
@@ -477,7 +488,7 @@ def read_granted(p: Bytes) -> Granted:
 
 def read_put_done(p: Bytes) -> PutDone:
     r = _Reader(p, "PutDone")
-    n = r.count(4)
+    n = r.count(4, MAX_NAMED)
     keys = []
     for _ in range(n):
         status, existed, text = r.unpack(_PUT_KEY)
@@ -493,7 +504,7 @@ def read_put_done(p: Bytes) -> PutDone:
 def read_statuses(p: Bytes) -> List[int]:
     """Released, Renewed and Pinned."""
     r = _Reader(p, "results")
-    n = r.count(2, 2 * MAX_KEYS)
+    n = r.count(2, 2 * MAX_NAMED)
     out = [r.number(2) for _ in range(n)]
     r.end()
     return out
@@ -503,7 +514,7 @@ def read_prefetched(p: Bytes) -> Tuple[int, List[Tuple[int, int]]]:
     """The first key told of, and a reason and a tier for each from there on."""
     r = _Reader(p, "Prefetched")
     first = r.number(4)
-    n = r.count(2)
+    n = r.count(2, MAX_NAMED)
     out = [(r.number(1), r.number(1)) for _ in range(n)]
     r.end()
     return first, out

@@ -30,10 +30,11 @@ class Fake:
         self.conn, _ = self.listener.accept()
         self.conn.settimeout(PATIENCE)
         assert self.frame()[0] == wire.HELLO
-        lim = {"calls": 8, "bytes": 64 << 20, "keys": 8192, "grants": 8, "grant_bytes": 64 << 20, **limits}
+        lim = {"calls": 8, "bytes": 64 << 20, "keys": 8192, "grants": 8, "grant_bytes": 64 << 20, "message": 1 << 20, **limits}
         p = struct.pack("<4sHHQQQ", b"KVTS", 0, 1, features, 5, incarnation)
         p += struct.pack("<IQIIQ", lim["calls"], lim["bytes"], lim["keys"], lim["grants"], lim["grant_bytes"])
         p += b"\0\0\4\0fake" + struct.pack("<I", len(chunks)) + b"".join(struct.pack("<Q", c) for c in chunks)
+        p += struct.pack("<I", lim["message"])
         b = wire.header(wire.HELLO, len(p)) + p
         if fds:
             socket.send_fds(self.conn, [b], list(fds))

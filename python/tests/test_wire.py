@@ -93,7 +93,11 @@ def test_welcome():
     w = wire.read_welcome(frame("welcome")[5])
     assert (w.status, w.version, w.session, w.incarnation) == (0, 1, 7, 0x0102030405060708)
     assert (w.calls, w.bytes, w.keys, w.grants, w.grant_bytes) == (64, 64 << 20, 8192, 64, 64 << 20)
-    assert (w.text, w.name, w.chunks) == ("", "kvtier", (1 << 30,))
+    assert (w.text, w.name, w.chunks, w.message) == ("", "kvtier", (1 << 30,), 1 << 20)
+    older = wire.read_welcome(frame("welcome")[5][:-4])
+    assert older == w  # one that does not say has messages of 1 MiB
+    with pytest.raises(wire.WireError):
+        wire.read_welcome(frame("welcome")[5][:-1])
     w = wire.read_welcome(frame("refused")[5] + b"more of a newer version")
     assert (w.status, w.text) == (11, "denied: wrong token")
 
