@@ -177,12 +177,21 @@ func (p *process) kill() {
 	<-p.exited
 }
 
+// commandPatience bounds a command, as patience does what else there is to wait for. Where
+// there is time a command may have a whole trace to replay, which takes minutes.
+func commandPatience() time.Duration {
+	if soak {
+		return 15 * patience
+	}
+	return patience
+}
+
 // wait waits for the process to end and returns its exit code.
 func (p *process) wait() int {
 	p.t.Helper()
 	select {
 	case <-p.exited:
-	case <-time.After(patience):
+	case <-time.After(commandPatience()):
 		_ = p.cmd.Process.Signal(syscall.SIGQUIT) // for the goroutines' stacks
 		<-p.exited
 		p.t.Fatalf("%s did not end:\n%s", p, p.stderr)
