@@ -75,8 +75,10 @@ func TestSessionsListed(t *testing.T) {
 	if err := remote.Match(timeout(t), ns, hashes, block.MatchOptions{Lease: time.Hour}, &res); err != nil || res.Prefix != 3 {
 		t.Fatalf("matched %+v, error %v", res, err)
 	}
-	var all []listedSession
-	until(t, "both are listed", func() bool { all = listed(t, d); return len(all) == 2 })
+	all := listed(t, d)
+	if len(all) != 2 {
+		t.Fatalf("listed %+v, want both", all)
+	}
 	if s := all[0]; s.Name != "decode\n0" || s.Peer != "unix" || s.PID == nil || *s.PID != os.Getpid() || s.UID == nil || *s.UID != os.Getuid() ||
 		!s.Shared || s.Leases != 0 || s.AgeMS <= 0 || len(s.ID) != 16 {
 		t.Errorf("the local one: %+v", s)

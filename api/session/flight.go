@@ -48,8 +48,7 @@ type call struct {
 }
 
 func (f *flight) init() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+	f.idle = make(chan struct{})
 	f.mu.calls = make(map[uint64]*call)
 }
 

@@ -43,7 +43,7 @@ func (s *Server) hello(c net.Conn) (*session, error) {
 		return nil, err
 	}
 	sess := &session{
-		srv: s, name: strings.ToValidUTF8(m.Name, "\ufffd"), began: time.Now(),
+		srv: s, name: strings.ToValidUTF8(m.Name, "\ufffd"), peer: c.RemoteAddr().String(), began: time.Now(),
 		calls: int(w.Calls), bytes: int64(w.Bytes), keys: int(w.Keys), grants: int(w.Grants), message: int(w.Message),
 	}
 	if sess.cred, err = peerCred(c); err != nil {
@@ -77,6 +77,8 @@ func (s *Server) hello(c net.Conn) (*session, error) {
 		s.refuse(c, err)
 		return nil, err
 	}
+	// It is listed from here on: a client that has been welcomed finds itself there. The
+	// frames of its connection begin behind the welcome.
 	w.Session = sess.id
 	if err := frame.SendHello(c, w.Append(nil), fds); err != nil {
 		sess.cancel()
@@ -89,7 +91,7 @@ func (s *Server) hello(c net.Conn) (*session, error) {
 	conn := frame.NewConn(c, &o)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	sess.attach(conn)
+	sess.conn = conn
 	return sess, nil
 }
 
@@ -202,7 +204,7 @@ func (s *Server) register(sess *session) error {
 		sess.id = binary.LittleEndian.Uint64(b[:])
 	}
 	sess.ctx, sess.cancel = context.WithCancel(s.ctx)
-	sess.flight.idle = make(chan struct{})
+	sess.init()
 	s.mu.sessions[sess.id] = sess
 	s.stats.accepted.Add(1)
 	return nil

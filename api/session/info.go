@@ -41,9 +41,7 @@ func (s *Server) Sessions() []Info {
 	var all []*session
 	s.mu.Lock()
 	for _, sess := range s.mu.sessions {
-		if sess.conn != nil { // else it says hello
-			all = append(all, sess)
-		}
+		all = append(all, sess)
 	}
 	s.mu.Unlock()
 	slices.SortFunc(all, func(a, b *session) int {
@@ -58,7 +56,7 @@ func (s *Server) Sessions() []Info {
 
 func (s *session) info() Info {
 	i := Info{
-		ID: s.id, Name: s.name, Identity: s.identity.Name(), Peer: s.conn.RemoteAddr().String(), Shared: s.memory != 0, Age: time.Since(s.began),
+		ID: s.id, Name: s.name, Identity: s.identity.Name(), Peer: s.peer, Shared: s.memory != 0, Age: time.Since(s.began),
 		LeasesLimit: s.leases.own.Most(), Calls: s.flight.count(), IdentityUsage: s.identity.Usage(),
 	}
 	if s.cred != nil {

@@ -68,7 +68,7 @@ func (s *Server) dropPlace(id uint64) bool {
 	var all []*session
 	s.mu.Lock()
 	for _, sess := range s.mu.sessions {
-		if sess.conn != nil && sess.process != nil {
+		if sess.process != nil {
 			all = append(all, sess)
 		}
 	}

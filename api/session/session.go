@@ -21,6 +21,7 @@ type session struct {
 	srv      *Server
 	id       uint64
 	name     string
+	peer     string // address of the client
 	began    time.Time
 	identity *access.Identity
 	cred     *unix.Ucred  // of the client, over a unix socket; else nil
@@ -35,7 +36,7 @@ type session struct {
 	regions regions // of the client, mapped until the session ends
 	held    *socket // keeps the connection from ending while they are touched; nil without them
 
-	conn   *frame.Conn
+	conn   *frame.Conn     // nil until the welcome has been sent; set under the server's lock
 	ctx    context.Context // ends with the session
 	cancel context.CancelFunc
 
@@ -59,9 +60,8 @@ type session struct {
 	out      []byte
 }
 
-// attach gives a registered session its connection. run must follow.
-func (s *session) attach(c *frame.Conn) {
-	s.conn = c
+// init makes ready a session that has its id, before others see it.
+func (s *session) init() {
 	s.rights = make(map[*namespace]access.Right)
 	s.flight.init()
 	s.leases.init(s.id, s.identity, s.srv.o.Leases)
@@ -70,7 +70,7 @@ func (s *session) attach(c *frame.Conn) {
 
 // run serves the session until its connection ends, and gives back what it held.
 func (s *session) run() {
-	log := s.srv.log.With("session", fmt.Sprintf("%016x", s.id), "client", s.name, "identity", s.identity.Name(), "peer", s.conn.RemoteAddr().String())
+	log := s.srv.log.With("session", fmt.Sprintf("%016x", s.id), "client", s.name, "identity", s.identity.Name(), "peer", s.peer)
 	log.Debug("session begins", "shared", s.memory != 0, "regions", len(s.regions.all))
 	stop := context.AfterFunc(s.ctx, func() { _ = s.conn.Close() }) // which never fails
 	if !s.flight.begin() {

@@ -68,11 +68,10 @@ func (s *Server) Stats() Stats {
 	st.Regions, st.RegionBytes = int64(s.mu.regions), s.mu.regionBytes
 	st.Sessions, st.Pending = int64(len(s.mu.sessions)), int64(len(s.mu.pending))
 	for _, sess := range s.mu.sessions {
-		if sess.conn == nil {
-			continue // it says hello
+		if sess.conn != nil { // it has been welcomed
+			f := sess.conn.Stats()
+			st.BytesIn, st.BytesOut, st.Skipped = st.BytesIn+f.BytesIn, st.BytesOut+f.BytesOut, st.Skipped+f.Skipped
 		}
-		f := sess.conn.Stats()
-		st.BytesIn, st.BytesOut, st.Skipped = st.BytesIn+f.BytesIn, st.BytesOut+f.BytesOut, st.Skipped+f.Skipped
 		open, revoked := sess.places.now()
 		st.Grants, st.Revoked = st.Grants+int64(open), st.Revoked+int64(revoked)
 	}
