@@ -2,7 +2,6 @@ package azure
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -46,11 +45,7 @@ func New(o *Options) (*object.Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	b, err := object.New(c, &o.Object)
-	if err != nil {
-		return nil, errors.Join(err, c.Close())
-	}
-	return b, nil
+	return object.New(c, &o.Object)
 }
 
 // client is an object.Client.

@@ -28,43 +28,7 @@ func sum(src object.Vector) object.Sum {
 func (c *client) Join(parts []object.Part) object.Sum { return join(parts) }
 
 func join(parts []object.Part) object.Sum {
-	all := object.Sum{Algorithm: object.CRC64}
-	for _, p := range parts {
-		if p.Sum.Algorithm != object.CRC64 {
-			return object.Sum{}
-		}
-		// Bytes behind others multiply the remainder of those by x to the number of bits.
-		all.Value = multiply(power(p.Bytes), all.Value) ^ p.Sum.Value
-	}
-	return all
-}
-
-// multiply is the product of two polynomials modulo the CRC's.
-func multiply(a, b uint64) uint64 {
-	var product uint64
-	for m := uint64(1) << 63; m != 0; m >>= 1 {
-		if a&m != 0 {
-			product ^= b
-		}
-		carry := b & 1
-		b >>= 1
-		if carry != 0 {
-			b ^= polynomial
-		}
-	}
-	return product
-}
-
-// power is x to the number of bits of n bytes, modulo the CRC's polynomial.
-func power(n int64) uint64 {
-	square, product := uint64(1)<<(63-8), uint64(1)<<63 // x⁸, 1
-	for ; n > 0; n >>= 1 {
-		if n&1 != 0 {
-			product = multiply(product, square)
-		}
-		square = multiply(square, square)
-	}
-	return product
+	return object.JoinCRC[uint64](parts, object.CRC64, polynomial)
 }
 
 // The metadata that carries the CRC64 of an object.

@@ -7,7 +7,7 @@ import (
 	"regexp"
 	"strings"
 
-	"github.com/kvtier/kvtier/xfer"
+	"github.com/kvtier/kvtier/backends/object"
 )
 
 // Location is where objects are.
@@ -20,50 +20,25 @@ type Location struct {
 // ParseURL reads azure://CONTAINER/PREFIX?endpoint=URL. All but the container may be left
 // out. Errors: xfer.ErrInvalid, which says what is wrong where.
 func ParseURL(s string) (Location, error) {
-	fail := func(format string, args ...any) (Location, error) {
-		return Location{}, fmt.Errorf("object URL %q: %w: %s", redact(s), xfer.ErrInvalid, fmt.Sprintf(format, args...))
-	}
-	u, err := url.Parse(s)
+	u, err := object.ParseURL(Kind, s, "endpoint")
 	if err != nil {
-		return fail("not a URL")
+		return Location{}, err
 	}
+	fail := func(format string, args ...any) (Location, error) { return Location{}, u.Errorf(format, args...) }
+	l := Location{Container: u.Bucket, Prefix: u.Prefix}
 	switch {
-	case u.Scheme != Kind:
-		return fail("scheme %q, want %s", u.Scheme, Kind)
-	case u.User != nil:
-		return fail("it has a user: credentials come from the environment")
-	case !containerName.MatchString(u.Hostname()) || len(u.Hostname()) > 63:
-		return fail("container %q, want 3 to 63 lower-case letters, digits and single hyphens", u.Hostname())
-	case u.Port() != "":
-		return fail("container %q has a port: the service's address goes into the parameter endpoint", u.Host)
-	case u.Fragment != "":
-		return fail("it has a fragment: write # in a prefix as %%23")
-	}
-	l := Location{Container: u.Host, Prefix: strings.Trim(u.Path, "/")}
-	if l.Prefix != "" {
-		l.Prefix += "/"
-	}
-	switch {
+	case !containerName.MatchString(l.Container) || len(l.Container) > 63:
+		return fail("container %q, want 3 to 63 lower-case letters, digits and single hyphens", l.Container)
 	case strings.Contains(l.Prefix, "./") || strings.Contains(l.Prefix, "//"):
 		return fail("no part of the prefix may be empty or end with a dot: the service would take that away")
 	case len(l.Prefix) > maxName/2:
 		return fail("the prefix has %d bytes, want at most %d", len(l.Prefix), maxName/2)
 	}
-	q, err := url.ParseQuery(u.RawQuery)
-	if err != nil {
-		return fail("its parameters cannot be read")
-	}
-	for name, values := range q {
-		switch {
-		case name != "endpoint":
-			return fail("unknown parameter %q, want endpoint", name)
-		case len(values) != 1:
-			return fail("parameter %s is there %d times", name, len(values))
-		}
-		if err := checkEndpoint(values[0]); err != nil {
+	if endpoint, ok := u.Params["endpoint"]; ok {
+		if err := checkEndpoint(endpoint); err != nil {
 			return fail("%v", err)
 		}
-		l.Endpoint = strings.TrimRight(values[0], "/")
+		l.Endpoint = strings.TrimRight(endpoint, "/")
 	}
 	return l, nil
 }
@@ -82,21 +57,6 @@ func checkEndpoint(endpoint string) error {
 		return fmt.Errorf("endpoint has a user, a query or a fragment: a shared access signature goes into %s", envSAS)
 	}
 	return nil
-}
-
-// redact hides what may be a password or a signature in a URL.
-func redact(s string) string {
-	if i := strings.Index(s, "sig="); i >= 0 {
-		s = s[:i] + "sig=..."
-	}
-	if i := strings.Index(s, "sig%3D"); i >= 0 {
-		s = s[:i] + "sig%3D..."
-	}
-	at, slashes := strings.LastIndexByte(s, '@'), strings.Index(s, "://")
-	if slashes >= 0 && at > slashes {
-		return s[:slashes+3] + "..." + s[at:]
-	}
-	return s
 }
 
 // String writes container and prefix as a URL.

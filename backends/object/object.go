@@ -2,6 +2,7 @@ package object
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -77,13 +78,13 @@ type Backend struct {
 	}
 }
 
-// New makes a backend of a client, which it closes. It does no I/O: see Check. Errors:
-// xfer.ErrInvalid for an option; the client stays the caller's then.
+// New makes a backend of a client, which is the backend's to close from here on, and which
+// New closes when it fails. It does no I/O: see Check. Errors: xfer.ErrInvalid for an option.
 func New(c Client, o *Options) (*Backend, error) {
 	b := &Backend{client: c, limits: c.Limits()}
 	var err error
 	if b.opt, err = o.withDefaults(b.limits); err != nil {
-		return nil, fmt.Errorf("%s: %w", c.Name(), err)
+		return nil, errors.Join(fmt.Errorf("%s: %w", c.Name(), err), c.Close())
 	}
 	b.limit, b.budget = newLimiter(b.opt.Concurrency), newBudget(b.opt.RetryBudget)
 	return b, nil

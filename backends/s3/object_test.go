@@ -347,6 +347,7 @@ func TestParseURL(t *testing.T) {
 		"http://bkt":                   "scheme",
 		"s3:///prefix":                 "bucket",
 		"s3://bkt:9000/x":              "port",
+		"s3://bkt:/x":                  "port",
 		"s3://key:geheim@bkt":          "credentials",
 		"s3://bkt?endpont=http://x":    "endpont",
 		"s3://bkt?endpoint=host:1":     "endpoint",

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -48,11 +47,7 @@ func New(ctx context.Context, o *Options) (*object.Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	b, err := object.New(c, &o.Object)
-	if err != nil {
-		return nil, errors.Join(err, c.Close())
-	}
-	return b, nil
+	return object.New(c, &o.Object)
 }
 
 // client is an object.Client.
@@ -100,7 +95,7 @@ func newClient(ctx context.Context, o *Options) (*client, error) {
 	}
 	if cfg.Region == "" {
 		if loc.Endpoint == "" {
-			return nil, fmt.Errorf("object URL %q: %w: no region: add the parameter %s, or set AWS_REGION", redact(o.URL), xfer.ErrInvalid, paramRegion)
+			return nil, fmt.Errorf("open %s: %w: no region: add the parameter %s, or set AWS_REGION", loc, xfer.ErrInvalid, paramRegion)
 		}
 		cfg.Region = "us-east-1" // what servers other than AWS's expect
 	}
