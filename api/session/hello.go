@@ -19,10 +19,11 @@ import (
 )
 
 // hello reads the client's hello and answers it. With an error there is no session,
-// and the client has been told why if it could be.
+// that is counted, and the client has been told why if it could be.
 func (s *Server) hello(c net.Conn) (*session, error) {
 	deadline := time.Now().Add(s.o.HelloTimeout)
 	if err := c.SetDeadline(deadline); err != nil {
+		s.stats.refused.Add(1)
 		return nil, fmt.Errorf("hello: %w", err)
 	}
 	p, files, err := frame.RecvHello(c)
@@ -30,6 +31,8 @@ func (s *Server) hello(c net.Conn) (*session, error) {
 	if err != nil {
 		if errors.Is(err, frame.ErrFrame) {
 			s.refuse(c, invalid("hello: %v", err))
+		} else {
+			s.stats.refused.Add(1) // nobody is there who could be told
 		}
 		return nil, fmt.Errorf("hello: %w", err)
 	}
@@ -83,6 +86,7 @@ func (s *Server) hello(c net.Conn) (*session, error) {
 	if err := frame.SendHello(c, w.Append(nil), fds); err != nil {
 		sess.cancel()
 		sess.unregister()
+		s.stats.refused.Add(1)
 		s.retire(sess)
 		return nil, fmt.Errorf("welcome: %w", err)
 	}
@@ -210,9 +214,10 @@ func (s *Server) register(sess *session) error {
 	return nil
 }
 
-// refuse tells a client why it gets no session, and waits a moment for it to read
-// that: closing at once, with bytes of its unread, could take the answer from it.
+// refuse counts a client that gets no session, tells it why, and waits a moment for it to
+// read that: closing at once, with bytes of its unread, could take the answer from it.
 func (s *Server) refuse(c net.Conn, err error) {
+	s.stats.refused.Add(1)
 	_ = c.SetDeadline(time.Now().Add(time.Second)) // of a connection that ends in any case
 	w := WelcomeMessage{Status: StatusOf(err), Text: err.Error(), Version: Version}
 	if frame.SendHello(c, w.Append(nil), nil) != nil {

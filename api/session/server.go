@@ -144,7 +144,6 @@ func (s *Server) serveConn(c net.Conn) {
 	delete(s.mu.pending, c)
 	s.mu.Unlock()
 	if err != nil {
-		s.stats.refused.Add(1)
 		s.log.Debug("session refused", "peer", c.RemoteAddr().String(), "err", err)
 		_ = c.Close() // the refusal is what there is to tell
 		return

@@ -73,11 +73,12 @@ func (l *line) notify(ctx context.Context, msg []byte) (status uint16, err error
 
 // deliver puts a notification into the queue, unless that is full.
 func (b *Backend) deliver(from xfer.PeerID, msg []byte) bool {
+	b.count.notes.Add(1) // first: whoever takes it finds it counted
 	select {
 	case b.notes <- xfer.Notification{Peer: from, Msg: append([]byte(nil), msg...)}:
-		b.count.notes.Add(1)
 		return true
 	default:
+		b.count.notes.Add(-1)
 		b.count.notesBusy.Add(1)
 		return false
 	}
