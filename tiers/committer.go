@@ -328,11 +328,12 @@ func (m *committer) end(op *catalogOp) {
 		op.end()
 		return
 	}
-	op.told()
 	m.why = op.err
-	op.err, op.failed, op.again = nil, false, true
-	m.backlog = append(m.backlog, *op)
+	waits := *op
+	waits.err, waits.failed, waits.again, waits.tell = nil, false, true, nil
+	m.backlog = append(m.backlog, waits)
 	m.behind.Store(int64(len(m.backlog)))
+	op.told() // last: whoever is told finds what waits counted
 }
 
 // abandon ends what is left in the backlog: it is lost as in a crash.
