@@ -74,8 +74,12 @@ func wantAll(t *testing.T, what string, got, want map[block.Key]Record) {
 func TestReadErrors(t *testing.T) {
 	left, want := written(t)
 	opened, failed := 0, 0
+	density := int64(16)
+	if raceEnabled {
+		density = 3
+	}
 	for _, once := range []bool{true, false} {
-		for from, more := int64(1), true; more; from += 1 + from/16 {
+		for from, more := int64(1), true; more; from += 1 + from/density {
 			what := fmt.Sprintf("read %d fails, once %v", from, once)
 			disk := vfs.NewMem()
 			if ok, err := vfs.Clone(left, disk, "", ""); err != nil || !ok {
