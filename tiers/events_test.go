@@ -151,8 +151,10 @@ func TestEventsResume(t *testing.T) {
 		h := newEventHub(8)
 		publishN(h, "a", 3)
 		own, other := h.incarnation, h.incarnation+1
-		startWatchWith(t, h, "", block.WatchOptions{Incarnation: own, After: 3}).cancel() // nobody has watched yet
-		publishN(h, "a", 10)                                                              // 4 to 13, of which 6 to 13 are there
+		first := startWatchWith(t, h, "", block.WatchOptions{Incarnation: own, After: 3}) // nobody has watched yet
+		first.cancel()
+		<-first.ended
+		publishN(h, "a", 10) // 4 to 13, of which 6 to 13 are there
 		for _, c := range []struct {
 			name    string
 			o       block.WatchOptions
