@@ -67,7 +67,7 @@ func (s *echoServer) accept() {
 func (s *echoServer) serve(c net.Conn) error {
 	_, _, err := frame.RecvHello(c)
 	if err == nil {
-		w := session.WelcomeMessage{Version: 1, Session: 1, Calls: 64, Bytes: 1 << 30, Keys: 8192, Grants: 64, GrantBytes: 1 << 30, Name: "bare"}
+		w := session.WelcomeMessage{Version: 1, Session: 1, Calls: 64, Bytes: 1 << 30, Keys: 8192, Grants: 64, GrantBytes: 1 << 30, Message: frame.MaxMessage, Name: "bare"}
 		err = frame.SendHello(c, w.Append(nil), nil)
 	}
 	if err != nil {

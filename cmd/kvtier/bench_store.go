@@ -32,6 +32,9 @@ func (b *bench) openStore(ctx context.Context, name string, dram, slabBytes int6
 	f := &serveFlags{}
 	f.add(pflag.NewFlagSet("bench", pflag.ContinueOnError)) // the defaults
 	p := &servePlan{data: filepath.Join(b.dir, name), dram: dram, noSlabs: slabBytes == 0}
+	if err := p.planPolicy(f); err != nil {
+		return nil, err
+	}
 	if slabBytes > 0 {
 		p.slabs = []slab{{b.slabPath(name), slabBytes}}
 	}
