@@ -134,10 +134,11 @@ func (x *crashTest) run(rounds int) {
 	if n := verify(x.t, x.data); n != int64(there) && !x.h.evicts {
 		x.t.Errorf("%d blocks are committed, the clients know %d", n, there)
 	}
-	if a := x.admin; a.opened == 0 || a.cleared == 0 || a.pinned == 0 || a.unpinned == 0 {
+	// A few rounds may not bring everything.
+	if a := x.admin; everyPoint() && (a.opened == 0 || a.cleared == 0 || a.pinned == 0 || a.unpinned == 0) {
 		x.t.Errorf("the rounds did not do what they are for: %+v", a)
 	}
-	if c.durable == 0 || c.stored == 0 || c.deleted == 0 || c.abandoned == 0 || c.read == 0 || c.leased == 0 || (x.evicted > 0) != x.h.evicts {
+	if everyPoint() && (c.durable == 0 || c.stored == 0 || c.deleted == 0 || c.abandoned == 0 || c.read == 0 || c.leased == 0 || (x.evicted > 0) != x.h.evicts) {
 		x.t.Errorf("the rounds did not do what they are for: %+v, %d evicted", c, x.evicted)
 	}
 	for _, way := range []string{api.WayShared, api.WayUnix, api.WayTCP, api.WayGRPC} {
