@@ -103,6 +103,17 @@ func putBlockKey(b []byte, kind byte, k *block.Key, hashLen int) {
 	copy(b[blockKeyPrefix:], k.Hash[:hashLen])
 }
 
+// readBlockKey reads what putBlockKey wrote. what names the record in errors.
+func readBlockKey(what string, kind byte, key []byte) (k block.Key, hashLen int, err error) {
+	hashLen = len(key) - blockKeyPrefix
+	if !block.ValidHashLen(hashLen) || key[0] != kind {
+		return k, 0, fmt.Errorf("%s %x: %w: key of %d bytes", what, key, block.ErrCorrupt, len(key))
+	}
+	k.NS = block.NamespaceID(binary.BigEndian.Uint32(key[1:]))
+	copy(k.Hash[:], key[blockKeyPrefix:])
+	return k, hashLen, nil
+}
+
 func appendBlockKey(b []byte, k *block.Key, hashLen int) []byte {
 	b = append(b, kindBlock)
 	b = binary.BigEndian.AppendUint32(b, uint32(k.NS))
@@ -144,17 +155,15 @@ func (r *Record) Encode() (key, value []byte) {
 // decode reads a record from its key and value. It fails with ErrVersion or
 // block.ErrCorrupt.
 func (r *Record) decode(key, value []byte) error {
-	hashLen := len(key) - blockKeyPrefix
-	if !block.ValidHashLen(hashLen) || key[0] != kindBlock {
-		return fmt.Errorf("block record %x: %w: key of %d bytes", key, block.ErrCorrupt, len(key))
+	k, hashLen, err := readBlockKey("block record", kindBlock, key)
+	if err != nil {
+		return err
 	}
 	body, err := open("block record", key, value, recordVersion)
 	if err != nil {
 		return err
 	}
-	*r = Record{HashLen: hashLen}
-	r.Key.NS = block.NamespaceID(binary.BigEndian.Uint32(key[1:]))
-	copy(r.Key.Hash[:], key[blockKeyPrefix:])
+	*r = Record{Key: k, HashLen: hashLen}
 	want := recordFixed - checksumBytes
 	if len(body) > 1 && body[1]&flagParent != 0 {
 		r.HasParent = true

@@ -60,17 +60,15 @@ func (r *PackedRecord) putValue(b, key []byte) {
 // decode reads a record from its key and value. It fails with ErrVersion or
 // block.ErrCorrupt.
 func (r *PackedRecord) decode(key, value []byte) error {
-	hashLen := len(key) - blockKeyPrefix
-	if !block.ValidHashLen(hashLen) || key[0] != kindPacked {
-		return fmt.Errorf("packed record %x: %w: key of %d bytes", key, block.ErrCorrupt, len(key))
+	k, hashLen, err := readBlockKey("packed record", kindPacked, key)
+	if err != nil {
+		return err
 	}
 	body, err := open("packed record", key, value, packedVersion)
 	if err != nil {
 		return err
 	}
-	*r = PackedRecord{HashLen: hashLen}
-	r.Key.NS = block.NamespaceID(binary.BigEndian.Uint32(key[1:]))
-	copy(r.Key.Hash[:], key[blockKeyPrefix:])
+	*r = PackedRecord{Key: k, HashLen: hashLen}
 	want := packedFixed - checksumBytes
 	if len(body) > 1 && body[1]&flagParent != 0 {
 		r.HasParent = true
