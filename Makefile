@@ -41,8 +41,9 @@ test: lint proto-check servers $(VENV)/made test-plain test-race python-test $(i
 check: lint ## the quick part: lint, and the tests that are short, with the race detector
 	CGO_ENABLED=1 $(gotest) go test -race -tags invariants -short -json $$(go list ./... | grep -v /e2e)
 
-# Of two that run side by side the longest begins first. What go test vets lint has vetted.
-packages = -count=1 -vet=off -json ./e2e ./...
+# Of two that run side by side the longest begin first. What go test vets lint has vetted.
+flags = -count=1 -vet=off -json
+packages = ./e2e ./tiers ./...
 
 gotest = go run ./internal/gotest
 # A test that fails for want of processor time would refuse a change that is good. Whatever
@@ -53,13 +54,17 @@ again_python = $(if $(KVTIER_SOAK),,--reruns 2 --rerun-except '(?i)\b(wrong|lost
 
 .PHONY: test-plain
 test-plain:
-	CGO_ENABLED=0 $(gotest) $(again) go test -timeout 20m $(packages)
+	CGO_ENABLED=0 $(gotest) $(again) go test -timeout 20m $(flags) $(packages)
 
 # The detector needs cgo and so a C compiler. The tag adds checks that are too
-# dear to be made always. The end-to-end tests build the daemon likewise.
+# dear to be made always. The end-to-end tests build the daemon likewise. Where
+# nothing is concurrent there is nothing to detect.
 .PHONY: test-race
 test-race: $(if $(shell command -v gcc),,gcc)
-	CGO_ENABLED=1 $(gotest) $(again) go test -race -tags invariants -timeout 30m $(packages)
+	CGO_ENABLED=1 $(gotest) $(again) go test -race -tags invariants -timeout 30m $(flags) ./e2e ./tiers $(concurrent)
+
+concurrent = $$(go list -f '{{.Dir}}' ./... | while read -r dir; do \
+	if grep -qE '^\s*go |\.Go\(|^\s*"sync(/atomic)?"$$|\.Parallel\(' "$$dir"/*.go; then echo "$$dir"; fi; done)
 
 # The engines' packages take 3 GB and are the same for every checkout of this user.
 ENGINES ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kvtier/engines
@@ -109,11 +114,14 @@ python-test: wheel ## types and tests of the Python package, against a real daem
 .PHONY: lint
 lint: $(STATICCHECK) $(GOFUMPT)
 	CGO_ENABLED=0 go vet ./...
-	CGO_ENABLED=0 go vet -tags invariants ./...
+	CGO_ENABLED=0 go vet -tags invariants $(tagged)
 	CGO_ENABLED=0 $(STATICCHECK) ./...
-	CGO_ENABLED=0 $(STATICCHECK) -tags invariants ./...
+	CGO_ENABLED=0 $(STATICCHECK) -tags invariants $(tagged)
 	@unformatted=$$($(GOFUMPT) -l .); \
 	if [[ -n $$unformatted ]]; then echo "not formatted, run make fmt:"; echo "$$unformatted"; exit 1; fi
+
+# tagged are the packages that have files which a plain build leaves out.
+tagged = $$(go list -f '{{if .IgnoredGoFiles}}{{.ImportPath}}{{end}}' ./...)
 
 .PHONY: fmt
 fmt: $(GOFUMPT) ## format the code
