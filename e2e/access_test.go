@@ -20,6 +20,7 @@ import (
 // is given the memory, which he need not be able to write; and only who may do everything
 // administers.
 func TestAccess(t *testing.T) {
+	withoutRace(t)
 	dir := t.TempDir()
 	list := filepath.Join(dir, "access.json")
 	sum := func(token string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(token))) }

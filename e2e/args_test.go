@@ -11,6 +11,7 @@ import (
 // TestBadArguments: what cannot be accepted is refused before anything is done,
 // on standard error, with the field and the value.
 func TestBadArguments(t *testing.T) {
+	withoutRace(t)
 	dir := t.TempDir()
 	write := func(name, text string) string {
 		path := filepath.Join(dir, name)

@@ -10,6 +10,7 @@ import (
 
 // TestCommands walks through what a shell script would do.
 func TestCommands(t *testing.T) {
+	withoutRace(t)
 	dir := t.TempDir()
 	socket := filepath.Join(dir, "socket")
 	d := serve(t, "--data", filepath.Join(dir, "data"), "--dram", "64MiB", "--nvme", filepath.Join(dir, "slab")+"=128MiB", "--listen", "unix:"+socket)

@@ -46,10 +46,8 @@ func TestCrashes(t *testing.T) {
 	switch {
 	case soak:
 		rounds = 500
-	case raceEnabled:
-		rounds = 12
-	case testing.Short():
-		rounds = 6
+	case raceEnabled, testing.Short():
+		rounds = 8
 	}
 	var how deaths
 	t.Run("group", func(t *testing.T) {

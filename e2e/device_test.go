@@ -124,6 +124,7 @@ func TestDeviceGone(t *testing.T) {
 // and makes it read-only. The daemon serves what it has; the next one, on the
 // file system mounted anew, has all that was answered.
 func TestReadOnly(t *testing.T) {
+	withoutRace(t)
 	dev := loopDevice(t, t.TempDir(), 384<<20)
 	if _, err := tool("mkfs.ext4", "-q", "-m", "0", dev); err != nil {
 		missing(t, "root", err)
@@ -190,6 +191,7 @@ func stopCode(d *daemon) int {
 // TestSlabCutBelow: the slab's file is cut while a daemon uses it. What is behind
 // the cut is a counted miss, and never a signal; the next daemon refuses it.
 func TestSlabCutBelow(t *testing.T) {
+	withoutRace(t)
 	dir := t.TempDir()
 	data, slab := filepath.Join(dir, "data"), filepath.Join(dir, "slab")
 	args := []string{"--data", data, "--dram", "64MiB", "--nvme", slab + "=128MiB"}

@@ -69,6 +69,7 @@ func thereAndBack(t *testing.T, args []string, data string) (log string) {
 
 // TestOddSizes is for the file system of the temporary directory.
 func TestOddSizes(t *testing.T) {
+	withoutRace(t)
 	dir := t.TempDir()
 	data := filepath.Join(dir, "data")
 	thereAndBack(t, []string{"--data", data, "--dram", "48MiB", "--nvme", filepath.Join(dir, "slab") + "=256MiB"}, data)

@@ -40,6 +40,7 @@ func rot(t *testing.T, path string, what []byte) {
 // TestRot: a bit that flips on the medium is a miss with a reason, never a wrong
 // byte, and verify names the block.
 func TestRot(t *testing.T) {
+	withoutRace(t)
 	const bytesEach, blocks, bad = 20 << 10, 20, 7
 	dir := t.TempDir()
 	data, slab := filepath.Join(dir, "data"), filepath.Join(dir, "slab")
@@ -139,6 +140,7 @@ func TestSlabRefused(t *testing.T) {
 // TestOneDaemon: one data directory has one daemon, and verify does not read
 // below a running one.
 func TestOneDaemon(t *testing.T) {
+	withoutRace(t)
 	dir := t.TempDir()
 	data := filepath.Join(dir, "data")
 	d := serve(t, "--data", data, "--dram", "64MiB", "--nvme", filepath.Join(dir, "slab")+"=128MiB")

@@ -56,6 +56,7 @@ func replayed(t *testing.T, policy, limit string) (got, simulated float64, capac
 // TestRecordIsAsTheTrace: what a daemon records of a replay gives the rates of the trace
 // that was replayed, and is whole when the daemon has stopped.
 func TestRecordIsAsTheTrace(t *testing.T) {
+	withoutRace(t)
 	record := filepath.Join(t.TempDir(), "record.jsonl")
 	d := serve(t, "--data", t.TempDir(), "--nvme", "none", "--dram", "32MiB", "--record", record)
 	replay(t, d, smallTrace, "--block-bytes", "4KiB")

@@ -16,6 +16,7 @@ import (
 // back, when the daemon stopped in order or was killed and the catalog is made anew
 // from the slab; all others do.
 func TestNoneComesBack(t *testing.T) {
+	withoutRace(t)
 	const n = 100
 	for _, end := range []string{"stop", "kill"} {
 		for _, lost := range []string{"all", ".log", "MANIFEST-*"} {
@@ -110,6 +111,7 @@ func TestNoneComesBack(t *testing.T) {
 // When the block is deleted in the next one, a repair does not raise it, also when
 // that daemon dies before the delete is answered. One that is not deleted it may.
 func TestDeletedAfterCrash(t *testing.T) {
+	withoutRace(t)
 	for name, second := range map[string]string{"answered": "", "not answered": "KVTIER_CRASH=tombstones:2"} { // the first passage is the start's
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -18,7 +18,7 @@ func TestSessionClientsEnd(t *testing.T) {
 	case soak:
 		rounds = 200
 	case raceEnabled, testing.Short():
-		rounds = 9
+		rounds = 6
 	}
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)

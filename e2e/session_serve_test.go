@@ -87,6 +87,7 @@ func TestReplayWays(t *testing.T) {
 // TestSessionCommands: the commands that move blocks do it over sessions, unless they
 // are told not to, and say the same.
 func TestSessionCommands(t *testing.T) {
+	withoutRace(t)
 	dir := t.TempDir()
 	d := serve(t, "--data", filepath.Join(dir, "data"), "--dram", "64MiB", "--nvme", filepath.Join(dir, "slab")+"=128MiB", "--log-level", "debug")
 	for i, inline := range [][]string{nil, {"--inline"}} {
@@ -121,6 +122,7 @@ func TestSessionCommands(t *testing.T) {
 // TestLongSocket: where the socket's default path is too long for one, the daemon
 // says so and serves sessions over TCP only.
 func TestLongSocket(t *testing.T) {
+	withoutRace(t)
 	data := filepath.Join(t.TempDir(), strings.Repeat("long", 30))
 	d := serve(t, "--data", data, "--dram", "64MiB", "--nvme", "none")
 	until(t, "the daemon says that there is no socket", func() bool {
@@ -242,6 +244,7 @@ func certificate(t *testing.T, dir, name string) (cert, key string, pool *x509.C
 // TestSessionSecurity: beyond the loopback a daemon wants TLS and a token, of gRPC
 // and of sessions, and whoever has not both gets nowhere.
 func TestSessionSecurity(t *testing.T) {
+	withoutRace(t)
 	t.Parallel()
 	dir := t.TempDir()
 	cert, key, pool := certificate(t, dir, "server")

@@ -116,8 +116,8 @@ func TestSteady(t *testing.T) {
 	switch {
 	case soak:
 		length = 30 * time.Minute
-	case testing.Short():
-		length = 4 * time.Second
+	case raceEnabled, testing.Short():
+		length = 6 * time.Second
 	}
 	dir := t.TempDir()
 	d := serve(t, "--data", filepath.Join(dir, "data"), "--dram", "64MiB", "--nvme", filepath.Join(dir, "slab")+"=128MiB", "--metrics", "127.0.0.1:0")
@@ -153,8 +153,11 @@ func TestSteady(t *testing.T) {
 // of room or of the block, leave nothing behind.
 func TestPrefetchesEnd(t *testing.T) {
 	n := 1000
-	if soak {
+	switch {
+	case soak:
 		n = 10_000
+	case raceEnabled, testing.Short():
+		n = 200
 	}
 	dir := t.TempDir()
 	const blocks = 2000

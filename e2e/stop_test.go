@@ -45,6 +45,7 @@ var left = regexp.MustCompile(`stopped, but (\d+) blocks that were only in DRAM 
 // TestStopLoses: a clean stop that cannot keep every block says how many are
 // gone and exits with 3. What it brought down is there.
 func TestStopLoses(t *testing.T) {
+	withoutRace(t)
 	for _, tt := range []struct {
 		name  string
 		slab  string
@@ -86,6 +87,7 @@ func TestStopLoses(t *testing.T) {
 
 // TestStopWithoutNVMe: nothing can be kept, and nothing was promised.
 func TestStopWithoutNVMe(t *testing.T) {
+	withoutRace(t)
 	d := serve(t, "--data", filepath.Join(t.TempDir(), "data"), "--dram", "64MiB", "--nvme", "none")
 	c := dial(t, d)
 	ns := open(t, c, "stop", stopBytes)

@@ -18,6 +18,16 @@ import (
 	"github.com/kvtier/kvtier/index/block"
 )
 
+// withoutRace skips a test under the race detector: it does one thing after the other, in
+// many places or orders, and the run without the detector does it in a fraction of the
+// time. Others commit, read and reopen side by side.
+func withoutRace(t *testing.T) {
+	t.Helper()
+	if raceEnabled {
+		t.Skip("runs without the race detector only")
+	}
+}
+
 func openCatalog(t testing.TB, dir string, o *CatalogOptions) *Catalog {
 	t.Helper()
 	c, err := OpenCatalog(dir, o)
@@ -372,6 +382,7 @@ func TestClosedCatalog(t *testing.T) {
 }
 
 func TestOpenRefuses(t *testing.T) {
+	withoutRace(t)
 	t.Run("newer catalog", func(t *testing.T) {
 		o := &CatalogOptions{FS: vfs.NewMem()}
 		c := openCatalog(t, "cat", o)

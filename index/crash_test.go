@@ -21,6 +21,7 @@ import (
 // what a crash would leave after each: always the state after some batch, and
 // never one before the last that was synced.
 func TestCrash(t *testing.T) {
+	withoutRace(t)
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))
@@ -31,11 +32,7 @@ func TestCrash(t *testing.T) {
 	states := []map[block.Key]Record{{}}
 	synced := 0
 	b := c.NewBatch()
-	batches := 200
-	if raceEnabled {
-		batches = 30
-	}
-	for i := 1; i <= batches; i++ {
+	for i := 1; i <= 200; i++ {
 		next := maps.Clone(states[i-1])
 		counter.Gen = uint64(i)
 		b.Put(counter)

@@ -165,6 +165,7 @@ func TestValuesComeBack(t *testing.T) {
 // TestDamage flips each bit and cuts each length of a value, and puts it under
 // another key.
 func TestDamage(t *testing.T) {
+	withoutRace(t)
 	r, n, s, c := sampleRecord(16, true), sampleSpace(), sampleSlab(), sampleScrub()
 	r.Pinned = true
 	m := meta{Catalog: catalogVersion, Boot: 1, NextSpace: 1}

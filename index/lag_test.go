@@ -55,6 +55,7 @@ func inFiles(t *testing.T, disk vfs.FS, dir, suffix string, change func(path str
 // takes for a log that was not written to the end: it is refused, again and again,
 // and neither it nor its manifest is changed, so that a repair can use them.
 func TestCatalogLags(t *testing.T) {
+	withoutRace(t)
 	gone := func(string, []byte) []byte { return nil }
 	for _, c := range []struct {
 		name   string
@@ -124,6 +125,7 @@ func TestCatalogLags(t *testing.T) {
 // its catalog, one that is damaged or gone says nothing, and neither is held
 // against the catalog. Another store's is, and a newer program's is left alone.
 func TestManifestLags(t *testing.T) {
+	withoutRace(t)
 	dir := t.TempDir()
 	cat, manifest := filepath.Join(dir, "cat"), ManifestPath(filepath.Join(dir, "cat"))
 	read := func() []byte {

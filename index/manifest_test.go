@@ -59,6 +59,7 @@ func TestManifestGolden(t *testing.T) {
 
 // TestManifestDamage flips each bit and cuts each length.
 func TestManifestDamage(t *testing.T) {
+	withoutRace(t)
 	good := sampleManifest().encode()
 	for bit := range 8 * len(good) {
 		b := bytes.Clone(good)

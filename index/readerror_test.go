@@ -72,14 +72,11 @@ func wantAll(t *testing.T, what string, got, want map[block.Key]Record) {
 // error, or all is there: never a catalog that lacks records. When the disk is well again,
 // so is the catalog.
 func TestReadErrors(t *testing.T) {
+	withoutRace(t)
 	left, want := written(t)
 	opened, failed := 0, 0
-	density := int64(16)
-	if raceEnabled {
-		density = 3
-	}
 	for _, once := range []bool{true, false} {
-		for from, more := int64(1), true; more; from += 1 + from/density {
+		for from, more := int64(1), true; more; from += 1 + from/16 {
 			what := fmt.Sprintf("read %d fails, once %v", from, once)
 			disk := vfs.NewMem()
 			if ok, err := vfs.Clone(left, disk, "", ""); err != nil || !ok {

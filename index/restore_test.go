@@ -93,6 +93,7 @@ func TestRestoreKeepsHigherBoot(t *testing.T) {
 }
 
 func TestRestoreRefuses(t *testing.T) {
+	withoutRace(t)
 	enough := errors.New("enough")
 	nothing := func(func(*Record) error) error { return nil }
 	twice := sampleManifest()

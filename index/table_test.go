@@ -154,6 +154,7 @@ func TestClosedTableIsEmpty(t *testing.T) {
 // TestTableAgainstMap runs random operations on the table and on a Go map, with
 // enough keys in few shards' segments that segments split and slots move up.
 func TestTableAgainstMap(t *testing.T) {
+	withoutRace(t)
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))

@@ -84,6 +84,7 @@ func TestTombstonesGolden(t *testing.T) {
 // TestTombstonesDamage flips each bit, and cuts and blanks what a loss of power may,
 // and what it may not.
 func TestTombstonesDamage(t *testing.T) {
+	withoutRace(t)
 	good := sampleTombs()
 	if len(good) != 4*tombPage {
 		t.Fatalf("%d pages", len(good)/tombPage)
@@ -231,6 +232,7 @@ func TestTombstonesCrash(t *testing.T) {
 
 // TestTombstonesBounded: neither the keys nor the file grow without end.
 func TestTombstonesBounded(t *testing.T) {
+	withoutRace(t)
 	t.Parallel()
 	disk := vfs.NewMem()
 	stones := newTombstones(disk, "t", tombStore)

@@ -13,6 +13,7 @@ import (
 // TestLogFlips flips a bit in one place of a log after the other. The catalog is
 // refused, or has all but the last commit, of which nothing says that it was synced.
 func TestLogFlips(t *testing.T) {
+	withoutRace(t)
 	for _, n := range []uint64{12, 400} { // in one block, and in two
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			t.Parallel()

@@ -76,6 +76,7 @@ func scanned(c *Catalog) (map[block.Key]Record, error) {
 // is an error, or all is there: never a catalog that lacks records, nor a record that
 // nobody wrote. Nor does what was read wrongly cost anything of what is on the disk.
 func TestWrongReads(t *testing.T) {
+	withoutRace(t)
 	t.Parallel()
 	left, want := written(t)
 	opened, failed := 0, 0

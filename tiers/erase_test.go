@@ -27,6 +27,7 @@ func wantErased(t testing.TB, path string, off int64) {
 // TestHeadersAreErased: whichever way a block leaves G3, its slot has no header
 // when the slot is free.
 func TestHeadersAreErased(t *testing.T) {
+	withoutRace(t)
 	for name, leave := range map[string]func(t *testing.T, s *tiers.Store, ns block.Namespace, o tiers.Options){
 		"Delete": func(t *testing.T, s *tiers.Store, ns block.Namespace, _ tiers.Options) { mustDelete(t, s, ns, 1, 1) },
 		"Evict": func(_ *testing.T, s *tiers.Store, ns block.Namespace, _ tiers.Options) {

@@ -54,6 +54,7 @@ type formatSpace struct {
 // TestFormats opens the data directories of every released format: every block
 // is served, byte by byte, nothing that was deleted is, and the store goes on.
 func TestFormats(t *testing.T) {
+	withoutRace(t)
 	archives, err := filepath.Glob("testdata/format-*/*.tar.gz")
 	if err != nil || len(archives) == 0 {
 		t.Fatalf("no archives: %v", err)
@@ -317,6 +318,7 @@ func unpackFile(t *testing.T, path string, r io.Reader, size int64) {
 // TestStrangeState opens what is not this program's, or not yet: an error says
 // so, and every file stays as it is.
 func TestStrangeState(t *testing.T) {
+	withoutRace(t)
 	const opened = "data/catalog"
 	for _, c := range []struct {
 		name string

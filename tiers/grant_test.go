@@ -40,6 +40,7 @@ func putGranted(t testing.TB, s *tiers.Store, ns block.Namespace, g block.Grant,
 // Those that wrote whole slots leave nothing of what was in the grant behind the
 // payload, neither in memory nor on the device, and are the same after a restart.
 func TestGrantSizes(t *testing.T) {
+	withoutRace(t)
 	t.Parallel()
 	o := tiers.Options{Dir: t.TempDir(), Slabs: slabIn(t, 512<<20), Agent: newAgent(t), DRAM: 128 << 20}
 	s := openStore(t, o)

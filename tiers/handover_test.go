@@ -61,6 +61,9 @@ func TestSetPolicyUnderLoad(t *testing.T) {
 		}
 	}
 	old := int(next.Load())
+	if raceEnabled {
+		return // the rest is no longer beside the changes
+	}
 	for int(next.Load()) < old+24_000 { // more than all tiers have room for, twice
 		chain()
 	}

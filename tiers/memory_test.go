@@ -31,6 +31,7 @@ func mapped(t testing.TB, f block.MemoryFile) []byte {
 // is written there into a grant is put; nobody can change their size. Chunks beyond
 // the first count from their own beginnings.
 func TestSharedMemory(t *testing.T) {
+	withoutRace(t)
 	const chunk = 514 << 20
 	s := openStore(t, tiers.Options{DRAM: chunk + 32<<20, SharedMemory: tiers.ShareOn, Slabs: slabIn(t, 64<<20)})
 	ns := space(t, s, "a", 8<<20)

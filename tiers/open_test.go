@@ -58,6 +58,7 @@ func wantOn(t *testing.T, s *tiers.Store, ns block.Namespace, on [40]int, slabs 
 // each block is served when its slab is there, and what was deleted while it was
 // not stays deleted.
 func TestSlabsComeAndGo(t *testing.T) {
+	withoutRace(t)
 	o, ns, on := twoSlabs(t)
 	s0, s1 := o.Slabs[0], o.Slabs[1]
 
@@ -167,6 +168,7 @@ func openFiles(t *testing.T) int {
 // TestOpenFails opens stores that cannot be opened, each at another step: an
 // error that says why, and nothing is left behind.
 func TestOpenFails(t *testing.T) {
+	withoutRace(t)
 	good := func(t *testing.T) tiers.Options {
 		return tiers.Options{Dir: t.TempDir(), Agent: newAgent(t), DRAM: 16 << 20, Slabs: slabIn(t, 32<<20)}
 	}
@@ -303,6 +305,7 @@ func TestCloseUnderWork(t *testing.T) {
 // TestSlabInAnothersPlace puts a second slab at the path of the first and then
 // the first one back: the data directory opens with either, and verifies.
 func TestSlabInAnothersPlace(t *testing.T) {
+	withoutRace(t)
 	dir := t.TempDir()
 	path := filepath.Join(t.TempDir(), "slab")
 	o := tiers.Options{Dir: dir, Agent: newAgent(t), Slabs: []tiers.SlabSpec{{Path: path, Bytes: 64 << 20}}}
@@ -336,6 +339,7 @@ func TestSlabInAnothersPlace(t *testing.T) {
 // TestPreallocatedSlab makes a slab of a file that somebody has preallocated,
 // but of nothing else, and not again of a slab that has been wiped.
 func TestPreallocatedSlab(t *testing.T) {
+	withoutRace(t)
 	path := filepath.Join(t.TempDir(), "slab")
 	blank := func(n int64) {
 		t.Helper()
@@ -387,6 +391,7 @@ func closeStore(t *testing.T, s *tiers.Store) {
 // TestSlabV1: a slab of version 1 goes on being used, with headers of version 1,
 // and its superblocks stay as they are.
 func TestSlabV1(t *testing.T) {
+	withoutRace(t)
 	const size = 70_000
 	o := tiers.Options{Dir: t.TempDir(), Slabs: slabIn(t, 64<<20), Agent: newAgent(t), DRAM: 16 << 20}
 	s := openStore(t, o)

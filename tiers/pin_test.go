@@ -65,6 +65,7 @@ func (r refusals) Victims(dst []block.Handle, need int64, ok func(block.Handle) 
 // what it holds, and wants what is pinned to stay without being met by a single
 // eviction. Let go, it leaves like any other block.
 func TestPinnedCostNothing(t *testing.T) {
+	withoutRace(t)
 	t.Parallel()
 	for _, c := range []struct {
 		name string
@@ -137,6 +138,7 @@ func TestPinnedCostNothing(t *testing.T) {
 // TestPinRoom: no more than half of a tier can be pinned, and the rest takes
 // blocks of any size, in G2 also by moving pinned blocks together.
 func TestPinRoom(t *testing.T) {
+	withoutRace(t)
 	t.Parallel()
 	for _, slabs := range [][]tiers.SlabSpec{nil, slabIn(t, 32<<20)} {
 		t.Run(fmt.Sprintf("slabs=%d", len(slabs)), func(t *testing.T) {

@@ -409,6 +409,7 @@ func flipEach(t *testing.T, from, n, size int) (s *tiers.Store, ns, other block.
 // payload, in one block each: always a miss that is counted, never a refused start,
 // and never bytes of another namespace.
 func TestEveryByteOfASlot(t *testing.T) {
+	withoutRace(t)
 	t.Parallel()
 	const size, headerUsed = 600, 256
 	_, header := tiers.SlotBytes(size)

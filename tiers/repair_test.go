@@ -66,6 +66,7 @@ func repair(t testing.TB, o tiers.Options, r *tiers.RepairOptions) tiers.RepairR
 // back, byte for byte, and nothing that was deleted, cleared, replaced or is past
 // its time.
 func TestRepair(t *testing.T) {
+	withoutRace(t)
 	t.Parallel()
 	sizes := []int{1, 700, 5000, 65_535, 65_536, 300_000, 1 << 20}
 	for _, how := range []string{"lost", "MANIFEST-", ".sst"} {
@@ -171,6 +172,7 @@ func TestRepair(t *testing.T) {
 // TestRepairDamage lets a repair meet damaged slots, and payloads that look like
 // the headers of other blocks.
 func TestRepairDamage(t *testing.T) {
+	withoutRace(t)
 	t.Parallel()
 	const size = 70_000
 	o := tiers.Options{Dir: t.TempDir(), Slabs: slabIn(t, 64<<20), Agent: newAgent(t), DRAM: 16 << 20}
@@ -215,6 +217,7 @@ func TestRepairDamage(t *testing.T) {
 // TestRepairRefuses: what a repair does not understand it leaves as it is, and
 // says so.
 func TestRepairRefuses(t *testing.T) {
+	withoutRace(t)
 	t.Parallel()
 	newStore := func(t *testing.T) (tiers.Options, string) {
 		dir := t.TempDir()
@@ -297,6 +300,7 @@ func TestRepairRefuses(t *testing.T) {
 // payload that looks like the header of a version to come keeps no repair from the
 // other blocks.
 func TestRepairStrangePayload(t *testing.T) {
+	withoutRace(t)
 	t.Parallel()
 	o := tiers.Options{Dir: t.TempDir(), Slabs: slabIn(t, 64<<20), Agent: newAgent(t), DRAM: 16 << 20}
 	s := openStore(t, o)

@@ -53,13 +53,23 @@ func openStore(t testing.TB, o tiers.Options) *tiers.Store {
 	return s
 }
 
-// withoutRace skips a test under the race detector: what it does there others do
-// too, and the run without the detector does it in a fraction of the time.
+// withoutRace skips a test under the race detector: it walks through a table of cases one
+// after the other, and what they do side by side, the model and others do too. The run
+// without the detector does it in a fraction of the time.
 func withoutRace(t *testing.T) {
 	t.Helper()
 	if raceEnabled {
 		t.Skip("runs without the race detector only")
 	}
+}
+
+// fewer is how often a test does what it does many times: less often with the race
+// detector, which needs no more and makes each time as much dearer.
+func fewer(all, withRace int) int {
+	if raceEnabled {
+		return withRace
+	}
+	return all
 }
 
 // slabIn is a slab of n bytes in the test's own directory.
@@ -159,6 +169,7 @@ func TestPutGet(t *testing.T) {
 
 // TestOffload puts ten times what G2 holds and reads it all back.
 func TestOffload(t *testing.T) {
+	withoutRace(t)
 	s := openStore(t, tiers.Options{Slabs: slabIn(t, 1<<30)})
 	ns := space(t, s, "a", 8<<20)
 	const n, size = 5000, 128 << 10
@@ -189,7 +200,7 @@ func TestManyAtOnce(t *testing.T) {
 	for g := range 8 {
 		wg.Go(func() {
 			r := rand.New(rand.NewPCG(1, uint64(g)))
-			for range 1500 {
+			for range fewer(1500, 200) {
 				i := r.IntN(2000)
 				size := 1000 + (i%7)*40_000
 				switch r.IntN(10) {

@@ -67,6 +67,7 @@ func repaired(t testing.TB, o tiers.Options, ns block.Namespace, is []int) (ther
 // TestDeadWhileAway: what dies while its slab is not there is not raised by a repair
 // when the slab is back, before any sweep; all else is.
 func TestDeadWhileAway(t *testing.T) {
+	withoutRace(t)
 	t.Parallel()
 	const n = 12
 	g3 := block.PutOptions{Durable: block.G3}
@@ -292,6 +293,7 @@ func TestTombstonesGo(t *testing.T) {
 // TestTombstonesTorn: a repair that finds the last write of tombstones torn goes on;
 // one that finds them damaged refuses, and says which file.
 func TestTombstonesTorn(t *testing.T) {
+	withoutRace(t)
 	t.Parallel()
 	o := slabPair(t)
 	s := openStore(t, o)
@@ -345,6 +347,7 @@ func TestTombstonesTorn(t *testing.T) {
 // TestTombstonesDamaged: a store opens all the same when its tombstones are damaged,
 // and until it is swept a repair raises nothing that is older.
 func TestTombstonesDamaged(t *testing.T) {
+	withoutRace(t)
 	t.Parallel()
 	o := slabPair(t)
 	s := openStore(t, o)
@@ -397,6 +400,7 @@ func TestTombstonesDamaged(t *testing.T) {
 // TestTombstonesBounded: more deletes than there may be tombstones make a repair leave
 // out what is on the slab, and nothing else.
 func TestTombstonesBounded(t *testing.T) {
+	withoutRace(t)
 	t.Parallel()
 	o := slabPair(t)
 	s := openStore(t, o)

@@ -110,9 +110,9 @@ func TestWatchSnapshotEnds(t *testing.T) {
 // deleted and evicted, go and come back at random, and wants what it has made of
 // all it was told to be what is there.
 func TestWatchAgrees(t *testing.T) {
-	seeds := 24
+	seeds := fewer(24, 4)
 	if testing.Short() {
-		seeds = 6
+		seeds = min(seeds, 6)
 	}
 	for seed := range uint64(seeds) {
 		t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
