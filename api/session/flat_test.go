@@ -21,7 +21,7 @@ func TestFlat(t *testing.T) {
 	switch {
 	case os.Getenv("KVTIER_SOAK") != "":
 		rounds = 10_000
-	case testing.Short():
+	case raceEnabled, testing.Short():
 		rounds = 100
 	}
 	r := newRig(t, &memstore.Options{Shared: 1 << 20}, nil)

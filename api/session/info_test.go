@@ -97,7 +97,7 @@ func TestSessions(t *testing.T) {
 
 // TestLeasesDefault shows the limit that a server has when it is told none: 65536.
 func TestLeasesDefault(t *testing.T) {
-	if testing.Short() {
+	if testing.Short() || raceEnabled {
 		t.Skip("long")
 	}
 	r := newRig(t, nil, nil)

@@ -37,6 +37,9 @@ func tinyScale() benchScale {
 }
 
 func TestBenchRows(t *testing.T) {
+	if raceEnabled {
+		t.Skip("runs without the race detector only: a bench serves nobody")
+	}
 	t.Setenv(asProgram, "1") // for the daemons of restart
 	type want struct {
 		name, unit string

@@ -39,7 +39,7 @@ func (d *duo) census() census {
 // testFlat: connections that come and go, in every way they can, leave nothing
 // behind: no goroutine, no descriptor, no mapping.
 func testFlat(t *testing.T, h RemoteHarness) {
-	rounds := rounds(10_000, 1000, 250)
+	rounds := rounds(10_000, 1000, 100)
 	d := newDuo(t, h, 64<<10)
 	touch := func(i int) {
 		t.Helper()
