@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"math/rand/v2"
+	"sync"
 	"testing"
 
 	"github.com/kvtier/kvtier/api"
@@ -23,12 +24,24 @@ func hashOf(i int) (h block.Hash) {
 	return h
 }
 
-// payload is the n bytes of block i.
+// noise is what payloads are cut from: to draw the bytes of each takes long, most of all
+// with the race detector. Its length is no multiple of anything that a block is cut into.
+var noise = sync.OnceValue(func() []byte {
+	p := make([]byte, 2<<20+4099)
+	_, _ = rand.NewChaCha8([32]byte{}).Read(p) // never fails
+	return p
+})
+
+// payload is the n bytes of block i: other bytes than any other block, and others at each
+// place of it.
 func payload(i, n int) []byte {
-	p := make([]byte, n)
-	var seed [32]byte
-	binary.LittleEndian.PutUint64(seed[:], uint64(i))
-	_, _ = rand.NewChaCha8(seed).Read(p) // never fails
+	all, p := noise(), make([]byte, n)
+	for done := copy(p, all[uint64(i)*0x9e3779b97f4a7c15>>44:]); done < n; { // from the first MiB on
+		done += copy(p[done:], all)
+	}
+	for k := range min(8, n) {
+		p[k] ^= byte(i >> (8 * k))
+	}
 	return p
 }
 
