@@ -83,6 +83,10 @@ class Job(Generic[R]):
         self._over.wait()
         return isinstance(self._error, CancelledError)
 
+    def disown(self) -> None:
+        """Lets `completions` tell of it no more: it is its owner's alone."""
+        self._jobs.disown(self)
+
     def add_done_callback(self, fn: Callable[["Job[R]"], None]) -> None:
         """Calls fn(job) when it is done, on one of the pool's threads, or at once on this
         one if it is. It must not block; what it raises is logged."""
@@ -220,6 +224,14 @@ class Jobs:
                 self._done.popleft()
             if self._event >= 0 and len(self._done) == 1:
                 os.eventfd_write(self._event, 1)
+
+    def disown(self, job: "Job[Any]") -> None:
+        with self._some:
+            job._silent = True
+            if job in self._done:
+                self._done.remove(job)
+                if self._event >= 0 and not self._done:
+                    os.eventfd_read(self._event)
 
     def completions(self) -> "List[Job[Any]]":
         with self._some:

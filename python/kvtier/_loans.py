@@ -183,10 +183,10 @@ class Reservation:
         if h is not None and h.conn is self._conn and h.id != self._ns:
             raise InvalidError(f"reservation {i} is of another namespace")
 
-    def _take(self) -> Tuple[Connection, "Place", memoryview]:
+    def _take(self) -> "Optional[Taken]":
+        """What is to be committed; None when another thread was faster."""
         place, self._place = self._place, None
-        assert place is not None
-        return self._conn, place, self.buffer
+        return None if place is None else (self._conn, place, self.buffer)
 
     def _let_go(self) -> None:
         """Makes an end of the buffer: nothing is to be written there any more."""
@@ -209,3 +209,20 @@ class Reservation:
             self.abort()
         except (Error, AttributeError):
             pass  # it was never whole, or its session is over
+
+
+# A reservation that is being committed: its session, place and bytes.
+Taken = Tuple[Connection, "Place", memoryview]
+
+
+def take_all(reservations: Sequence[Reservation]) -> List[Taken]:
+    """Takes reservations to be committed, all of them or none."""
+    taken: List[Taken] = []
+    for i, r in enumerate(reservations):
+        one = r._take()
+        if one is None:
+            for before, (_, place, _) in zip(reservations, taken):
+                before._place = place
+            raise InvalidError(f"reservation {i} was committed or aborted")
+        taken.append(one)
+    return taken

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Sequence, Tuple
 
 from . import _wire as wire
 from ._arguments import hashes_of, parts_of
-from ._calls import Call
+from ._calls import Call, Cancel
 from ._errors import Error, InvalidError, Status
 from ._jobs import deadline_of
 from ._loans import Lease
@@ -107,29 +107,34 @@ def match_all(
     requests: "Sequence[Tuple[Namespace, Sequence[bytes]]]",
     lease: Optional[float],
     timeout: Optional[float],
-) -> Tuple[int, List[Match]]:
-    """Pool.match_all."""
+) -> "Callable[[Optional[Cancel]], Tuple[int, List[Match]]]":
+    """Checks the arguments of Pool.match_all, and returns the call."""
     if lease is not None and not lease > 0:
         raise InvalidError(f"lease: {lease} s")
     deadline = deadline_of(timeout, pool.timeout)
+    requests = list(requests)
     for i, (ns, _) in enumerate(requests):
         if ns._pool is not pool:
             raise InvalidError(f"request {i} is of another pool's namespace")
     keys = [hashes_of(hashes) for _, hashes in requests]
-    parts: List[_Part] = []
-    gathered: Dict[int, Gathered] = {}
-    try:
-        matches = _gather(requests, keys, lease, deadline, parts, gathered)
-    except BaseException as e:
-        for g in gathered.values():
-            g.drop()
-            if not isinstance(e, Error):
-                g.h.conn.interrupted(e)
-        raise
-    finally:
-        for part in parts:
-            part.give_up()
-    return min((m.prefix for m in matches), default=0), matches
+
+    def call(cancel: Optional[Cancel]) -> Tuple[int, List[Match]]:
+        parts: List[_Part] = []
+        gathered: Dict[int, Gathered] = {}
+        try:
+            matches = _gather(requests, keys, lease, deadline, parts, gathered, cancel)
+        except BaseException as e:
+            for g in gathered.values():
+                g.drop()
+                if not isinstance(e, Error):
+                    g.h.conn.interrupted(e)
+            raise
+        finally:
+            for part in parts:
+                part.give_up()
+        return min((m.prefix for m in matches), default=0), matches
+
+    return call
 
 
 class _Part:
@@ -142,8 +147,15 @@ class _Part:
         self.call = Call(wire.MATCHED)
         self.over = False
 
-    def wait(self, deadline: float) -> bytes:
-        reply = self.g.h.conn.wait(self.call, deadline)
+    def wait(self, deadline: float, cancel: Optional[Cancel]) -> bytes:
+        conn = self.g.h.conn
+        if cancel is not None:
+            cancel.enter(conn, self.call)
+        try:
+            reply = conn.wait(self.call, deadline)
+        finally:
+            if cancel is not None:
+                cancel.leave()
         self.over = True
         return reply
 
@@ -162,6 +174,7 @@ def _gather(
     deadline: float,
     parts: List[_Part],
     gathered: Dict[int, Gathered],
+    cancel: Optional[Cancel],
 ) -> List[Match]:
     failed: Dict[int, Match] = {}
     for i, (ns, _) in enumerate(requests):
@@ -186,7 +199,7 @@ def _gather(
             part.give_up()
             continue
         try:
-            if not part.g.take(part.keys, part.wait(deadline)):
+            if not part.g.take(part.keys, part.wait(deadline, cancel)):
                 broken.add(i)
         except Error as e:
             broken.add(i)

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 from . import _transfer as transfer
 from . import _wire as wire
-from ._arguments import Segments, hashes_of, parents_of, parts_of, put_options, segments_of
-from ._attached import MISS, REASON_OF, misses
+from ._arguments import Segments, hashes_of, parents_of, put_options, segments_of
+from ._attached import MISS, misses
 from ._buffers import view_of
-from ._calls import Call, Cancel
-from ._errors import DisconnectedError, Error, InvalidError, Status, bare, error_of
+from ._calls import Cancel
+from ._errors import DisconnectedError, Error, InvalidError, Status
 from ._in_place import InPlace
-from ._jobs import Job, deadline_of, tell_progress
+from ._jobs import Job, deadline_of
 from ._lookup import FRESH, MOST_KEYS
 from ._match import Gathered, Match
-from ._places import millis_left
-from ._results import GetResult, Location, PutResult, State, reason_name, tier_of
-from ._transfer import Handle, Moved, PutOptions
+from ._placement import Placement
+from ._results import GetResult, PutResult, State
+from ._transfer import Moved, PutOptions
 from ._watch import Watch
 
 
-class Namespace(InPlace):
+class Namespace(InPlace, Placement):
     """Blocks of one kind, made by `Pool.open`. A block is bytes under a hash that stands
     for it and its whole prefix.
 
@@ -285,120 +285,6 @@ class Namespace(InPlace):
             self._pool._counts.add(puts=len(hashes), region_keys=len(hashes), bytes_out=moved.bytes)
         return self._stored(hashes, results, error)
 
-    # Prefetch, locate, pin
-
-    def prefetch(
-        self,
-        hashes: Sequence[bytes],
-        timeout: Optional[float] = None,
-        progress: Optional[Callable[[int, str], None]] = None,
-    ) -> List[str]:
-        """Brings blocks to the store's memory, root first, and returns a reason for each:
-        "hit" when it is there. progress(index, reason) is told of each key in order, on
-        one of the pool's threads or this one; it must not block. It may cancel the job."""
-        keys = hashes_of(hashes)
-        return self._prefetch(keys, deadline_of(timeout, self._pool.timeout), progress)
-
-    def _prefetch(
-        self,
-        hashes: List[bytes],
-        deadline: float,
-        progress: Optional[Callable[[int, str], None]] = None,
-        cancel: Optional[Cancel] = None,
-        out: Optional[List[Optional[str]]] = None,
-    ) -> List[str]:
-        results: List[Optional[str]] = [None] * len(hashes) if out is None else out
-        h = self._at()
-        if h is not None:
-            try:
-                for begin in range(0, len(hashes), h.conn.keys):
-                    self._prefetch_part(
-                        h, hashes[begin : begin + h.conn.keys], begin, deadline, progress, cancel, results
-                    )
-            except Error as e:
-                reason = REASON_OF.get(self._failed(e), "unavailable")
-                results[:] = [reason if r is None else r for r in results]
-        done = ["unavailable" if r is None else r for r in results]
-        results[:] = done
-        return done
-
-    def _prefetch_part(
-        self,
-        h: Handle,
-        hashes: List[bytes],
-        begin: int,
-        deadline: float,
-        progress: Optional[Callable[[int, str], None]],
-        cancel: Optional[Cancel],
-        results: List[Optional[str]],
-    ) -> None:
-        told = 0
-
-        def more(payload: bytes) -> bool:
-            nonlocal told
-            first, some = wire.read_prefetched(payload)
-            if first != told or first + len(some) > len(hashes):
-                raise wire.WireError(f"Prefetched tells of {len(some)} keys from {first} on, {told} were told")
-            told += len(some)
-            for i, (reason, _) in enumerate(some, begin + first):
-                results[i] = reason_name(reason)
-                if progress is not None:
-                    tell_progress(progress, i, reason_name(reason))
-            return told < len(hashes)
-
-        keys = wire.Keys(h.id, h.tag, len(hashes[0]), hashes)
-        call = Call(wire.PREFETCHED, stream=more)
-        taken = h.conn.budget.take(0, deadline, cancel)
-        try:
-            h.conn.trip(wire.PREFETCH, wire.keys_only(keys, millis_left(deadline)), deadline, call, cancel)
-        finally:
-            h.conn.budget.give(taken)
-
-    def locate(self, hashes: Sequence[bytes], timeout: Optional[float] = None) -> List[List[Location]]:
-        """Where each block lies, nearest first; nothing for what is not there."""
-        keys = hashes_of(hashes)
-        deadline = deadline_of(timeout, self._pool.timeout)
-        out: List[List[Location]] = []
-        h = self._at()
-        if h is not None:
-            try:
-                for part in parts_of(h.conn.keys, keys):
-                    message = wire.keys_only(wire.Keys(h.id, h.tag, len(keys[0]), part), millis_left(deadline))
-                    located = h.conn.decode(wire.read_located, h.conn.trip(wire.LOCATE, message, deadline))
-                    h.conn.check_count(len(located), len(part))
-                    out += [[Location(tier_of(p.tier), p.place, p.length) for p in places] for places in located]
-            except Error as e:
-                self._failed(e)
-        return out + [[] for _ in range(len(keys) - len(out))]
-
-    def pin(self, hashes: Sequence[bytes], timeout: Optional[float] = None) -> List[Optional[Error]]:
-        """Keeps blocks from being evicted until they are unpinned, restarts included.
-        None for each that is pinned, or the error: NotFoundError, DisconnectedError."""
-        return self._pin(hashes, 0, timeout)
-
-    def unpin(self, hashes: Sequence[bytes], timeout: Optional[float] = None) -> List[Optional[Error]]:
-        """Ends pin; results as there."""
-        return self._pin(hashes, wire.FLAG_UNPIN, timeout)
-
-    def _pin(self, hashes: Sequence[bytes], flags: int, timeout: Optional[float]) -> List[Optional[Error]]:
-        keys = hashes_of(hashes)
-        deadline = deadline_of(timeout, self._pool.timeout)
-        out: List[Optional[Error]] = []
-        error: Error = DisconnectedError("not connected")
-        h = self._at()
-        if h is not None:
-            try:
-                for part in parts_of(h.conn.keys, keys):
-                    named = wire.Keys(h.id, h.tag, len(keys[0]), part)
-                    reply = h.conn.trip(wire.PIN, wire.keys_only(named, millis_left(deadline), flags), deadline)
-                    statuses = h.conn.decode(wire.read_statuses, reply)
-                    h.conn.check_count(len(statuses), len(part))
-                    out += [error_of(s) if s else None for s in statuses]
-            except Error as e:
-                self._failed(e)
-                error = e
-        return out + [bare(error)] * (len(keys) - len(out))
-
     # Events
 
     def watch(
@@ -496,19 +382,6 @@ class Namespace(InPlace):
         deadline = deadline_of(timeout, self._pool.timeout)
         return self._pool._submit(
             lambda cancel, known: self._put_region(keys, lists, above, options, deadline, cancel, known), len(keys)
-        )
-
-    def submit_prefetch(
-        self,
-        hashes: Sequence[bytes],
-        timeout: Optional[float] = None,
-        progress: Optional[Callable[[int, str], None]] = None,
-    ) -> Job[List[str]]:
-        """prefetch as a job."""
-        keys = hashes_of(hashes)
-        deadline = deadline_of(timeout, self._pool.timeout)
-        return self._pool._submit(
-            lambda cancel, known: self._prefetch(keys, deadline, progress, cancel, known), len(keys)
         )
 
     # Lookups that never wait

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Un
 
 from . import _wire as wire
 from ._arguments import text_of, ttl_ms
+from ._calls import Cancel
 from ._connection import Connection
 from ._dial import Address, Region, dial
 from ._errors import (
@@ -509,7 +510,25 @@ class Pool:
         have, in keys, and each one's match."""
         from ._match import match_all
 
-        return match_all(self, requests, lease, timeout)
+        return match_all(self, requests, lease, timeout)(None)
+
+    def submit_match_all(
+        self,
+        requests: "Sequence[Tuple[Namespace, Sequence[bytes]]]",
+        lease: Optional[float] = None,
+        timeout: Optional[float] = None,
+    ) -> "Job[Tuple[int, List[Match]]]":
+        """match_all as a job. Its `results()` are the matches, when it is done."""
+        from ._match import match_all
+
+        call = match_all(self, requests, lease, timeout)
+
+        def work(cancel: Cancel, known: List[Any]) -> "Tuple[int, List[Match]]":
+            prefix, matches = call(cancel)
+            known[:] = matches
+            return prefix, matches
+
+        return self._submit(work, len(requests))
 
     def watch(
         self, *, snapshot: bool = False, incarnation: int = 0, after: int = 0, timeout: Optional[float] = None

@@ -220,13 +220,20 @@ def _get_sent(
         out[i] = r
 
 
-def lend(h: Handle, hashes: Sequence[bytes], seconds: float, verify: bool, deadline: float) -> Loan:
+def lend(
+    h: Handle,
+    hashes: Sequence[bytes],
+    seconds: float,
+    verify: bool,
+    deadline: float,
+    cancel: Optional[Cancel] = None,
+) -> Loan:
     """Lends blocks where they lie, in one message; those that it cannot name are busy."""
     conn = h.conn
     began = time.monotonic()
     named = hashes[: conn.keys]
     message = wire.get(_keys(h, named), wire.FLAG_IN_PLACE, millis_left(deadline))
-    got = _got(h, conn.trip(wire.GET, message, deadline), len(named))
+    got = _got(h, conn.trip(wire.GET, message, deadline, cancel=cancel), len(named))
     views: List[Optional[memoryview]] = []
     results: List[GetResult] = []
     loan = Loan(conn, got.lease, began + got.lease_ms / 1000, views, results)
@@ -409,12 +416,14 @@ def put_result(k: wire.PutKey) -> PutResult:
     return PutResult(k.existed == 0, k.existed != 0, None)
 
 
-def seal(conn: Connection, place: Place, buffer: memoryview, deadline: float) -> Tuple[int, int, bytes]:
+def seal(
+    conn: Connection, place: Place, buffer: memoryview, deadline: float, cancel: Optional[Cancel]
+) -> Tuple[int, int, bytes]:
     """Brings a reservation's bytes to the server, where it does not see them, and returns
     grant, length and checksum."""
     if place.memory is not None:
         return place.id, len(buffer), sum_of(buffer)
-    return _bring(conn, [place], [buffer], deadline, Moved(), None)[0]
+    return _bring(conn, [place], [buffer], deadline, Moved(), cancel)[0]
 
 
 # Regions: the daemon moves the bytes

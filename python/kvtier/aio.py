@@ -77,6 +77,7 @@ async def _done(submit: Callable[[], Job[T]], timeout: float) -> T:
             pass  # the loop is closed: nobody waits
 
     job.add_done_callback(tell)
+    job.disown()
     try:
         await over
     except asyncio.CancelledError:
@@ -126,7 +127,7 @@ class Pool:
 
     async def _run(self, call: Callable[[], T], timeout: Optional[float]) -> T:
         return await _done(
-            lambda: self.sync._submit(lambda cancel, known: call(), 0, silent=True),
+            lambda: self.sync._submit(lambda cancel, known: call(), 0),
             self.sync.timeout if timeout is None else timeout,
         )
 
@@ -144,7 +145,9 @@ class Pool:
         timeout: Optional[float] = None,
     ) -> Tuple[int, List[Match]]:
         sync = [(ns.sync, hashes) for ns, hashes in requests]
-        return await self._run(lambda: self.sync.match_all(sync, lease, timeout), timeout)
+        return await _done(
+            lambda: self.sync.submit_match_all(sync, lease, timeout), self.sync.timeout if timeout is None else timeout
+        )
 
     def watch(
         self, *, snapshot: bool = False, incarnation: int = 0, after: int = 0, timeout: Optional[float] = None
@@ -230,7 +233,7 @@ class Namespace:
         return await _done(lambda: self.sync.submit_prefetch(hashes, timeout, progress), self._time(timeout))
 
     async def reserve(self, sizes: Sequence[int], timeout: Optional[float] = None) -> List[Reservation]:
-        return await self.pool._run(lambda: self.sync.reserve(sizes, timeout), timeout)
+        return await _done(lambda: self.sync.submit_reserve(sizes, timeout), self._time(timeout))
 
     async def commit(
         self,
@@ -241,23 +244,23 @@ class Namespace:
         ttl: float = 0.0,
         timeout: Optional[float] = None,
     ) -> List[PutResult]:
-        return await self.pool._run(
-            lambda: self.sync.commit(reservations, hashes, parents, durable, ttl, timeout), timeout
+        return await _done(
+            lambda: self.sync.submit_commit(reservations, hashes, parents, durable, ttl, timeout), self._time(timeout)
         )
 
     async def lease_read(
         self, hashes: Sequence[bytes], seconds: float, verify: bool = True, timeout: Optional[float] = None
     ) -> Loan:
-        return await self.pool._run(lambda: self.sync.lease_read(hashes, seconds, verify, timeout), timeout)
+        return await _done(lambda: self.sync.submit_lease_read(hashes, seconds, verify, timeout), self._time(timeout))
 
     async def locate(self, hashes: Sequence[bytes], timeout: Optional[float] = None) -> List[List[Location]]:
-        return await self.pool._run(lambda: self.sync.locate(hashes, timeout), timeout)
+        return await _done(lambda: self.sync.submit_locate(hashes, timeout), self._time(timeout))
 
     async def pin(self, hashes: Sequence[bytes], timeout: Optional[float] = None) -> List[Optional[Error]]:
-        return await self.pool._run(lambda: self.sync.pin(hashes, timeout), timeout)
+        return await _done(lambda: self.sync.submit_pin(hashes, timeout), self._time(timeout))
 
     async def unpin(self, hashes: Sequence[bytes], timeout: Optional[float] = None) -> List[Optional[Error]]:
-        return await self.pool._run(lambda: self.sync.unpin(hashes, timeout), timeout)
+        return await _done(lambda: self.sync.submit_unpin(hashes, timeout), self._time(timeout))
 
     def lookup(self, hashes: Sequence[bytes], fresh: float = 1.0) -> Optional[List[bool]]:
         """It never waits, and is no coroutine."""

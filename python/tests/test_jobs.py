@@ -1,7 +1,11 @@
 """Batch calls as jobs."""
 
+import contextlib
 import gc
+import inspect
+import os
 import select
+import signal
 import threading
 import time
 import weakref
@@ -10,7 +14,7 @@ import pytest
 
 import kvtier
 from conftest import PATIENCE, attach, fresh_name, hashes, pattern, wait_for
-from kvtier import _jobs
+from kvtier import _jobs, aio
 
 
 def test_jobs(pool, ns):
@@ -37,6 +41,139 @@ def test_jobs(pool, ns):
     at_once = []
     bad.add_done_callback(at_once.append)
     assert at_once == [bad]
+
+
+BATCH_CALLS = ["match", "get_into", "get_region", "put", "put_region", "prefetch", "locate", "pin", "unpin"]
+BATCH_CALLS += ["reserve", "commit", "lease_read"]
+
+
+def test_every_batch_call_is_a_job_and_a_coroutine():
+    """By the same name and with the same arguments."""
+    calls = [(kvtier.Namespace, aio.Namespace, name) for name in BATCH_CALLS]
+    for sync, awaited, name in [*calls, (kvtier.Pool, aio.Pool, "match_all")]:
+        want = inspect.signature(getattr(sync, name))
+        job = inspect.signature(getattr(sync, f"submit_{name}"))
+        assert job.replace(return_annotation=want.return_annotation) == want, name
+        answers = [signature.return_annotation.replace("'", "").replace('"', "") for signature in (want, job)]
+        assert answers[1] == f"Job[{answers[0]}]", name
+        assert inspect.iscoroutinefunction(getattr(awaited, name)), name
+        assert list(inspect.signature(getattr(awaited, name)).parameters) == list(want.parameters), name
+    named = {n for n in dir(kvtier.Namespace) if n.startswith("submit_")}
+    assert named == {f"submit_{n}" for n in BATCH_CALLS}
+
+
+def test_jobs_that_move_no_bytes(pool, ns, shared_daemon):
+    keys = hashes(3)
+    ns.put(keys[:2], [b"x" * 100] * 2, durable=True)
+    locate = ns.submit_locate(keys)
+    assert locate.result(PATIENCE) == locate.results() == ns.locate(keys)
+    assert [len(places) for places in locate.result()] == [2, 2, 0]
+    pin = ns.submit_pin(keys)
+    assert pin.result(PATIENCE)[:2] == [None, None] and isinstance(pin.result()[2], kvtier.NotFoundError)
+    assert pin.results() == pin.result()
+    assert shared_daemon.stat()["pinned"] == 2
+    assert ns.submit_unpin(keys[:2]).result(PATIENCE) == [None, None]
+    assert shared_daemon.stat()["pinned"] == 0
+    both = pool.submit_match_all([(ns, keys), (ns, keys[1:])], lease=5)
+    prefix, matches = both.result(PATIENCE)
+    assert prefix == 1 and [m.prefix for m in matches] == [2, 1] and both.results() == matches
+    for m in matches:
+        m.lease.release()
+    for empty in (ns.submit_locate([]), ns.submit_pin([]), ns.submit_unpin([])):
+        assert empty.result(PATIENCE) == []
+    with pytest.raises(kvtier.InvalidError):
+        ns.submit_pin([b"short"])
+
+
+def test_reserved_and_lent_by_jobs(pool, ns, shared_daemon):
+    reserve = ns.submit_reserve([100, 200])
+    places = reserve.result(PATIENCE)
+    assert [p.size for p in places] == [100, 200] and reserve.results() == places
+    for i, p in enumerate(places):
+        p.buffer[:] = pattern(p.size, i)
+    commit = ns.submit_commit(places, hashes(2), parents=[None, hashes(1)[0]])
+    assert all(r.stored for r in commit.result(PATIENCE)) and commit.results() == commit.result()
+    with pytest.raises(kvtier.InvalidError):
+        ns.submit_commit(places, hashes(2))
+    lent = ns.submit_lease_read(hashes(3), 60)
+    loan = lent.result(PATIENCE)
+    assert lent.results() == loan.results and [v is not None for v in loan.views] == [pool.shared, pool.shared, False]
+    if pool.shared:
+        assert [bytes(v) for v in loan.views[:2]] == [pattern(100, 0), pattern(200, 1)]
+    loan.release()
+    wait_for("that nothing is held", lambda: shared_daemon.held() == (0, 0))
+
+
+def test_a_reservation_is_committed_once(ns):
+    """Also by jobs at the same time; the others are told, and keep what is theirs."""
+    for round in range(20):
+        mine, other = ns.reserve([10, 10])
+        mine.buffer[:] = other.buffer[:] = b"0123456789"
+        jobs, stored = [], 0
+        with contextlib.suppress(kvtier.InvalidError):  # where the first are done so soon
+            for ours in ([mine], [mine, other]) * 2:
+                jobs.append(ns.submit_commit(ours, hashes(len(ours), seed=round)))
+        for job in jobs:
+            with contextlib.suppress(kvtier.InvalidError):
+                stored += sum(r.stored for r in job.result(PATIENCE))
+        if other._place is not None:
+            stored += ns.commit([other], hashes(3, seed=round)[2:])[0].stored
+        assert stored == 2
+
+
+@pytest.mark.parametrize("way", ["unix", "tcp"])
+def test_jobs_without_an_answer_are_cancelled(daemons, way):
+    """Also while the daemon stands still, and what it did for them is given back."""
+    d = daemons(nvme=None)
+    with attach(d, way) as pool:
+        ns = pool.open(fresh_name(), max_block_bytes=4096)
+        keys = hashes(3)
+        ns.put(keys, [b"x" * 100] * 3)
+        for _ in range(3):
+            reserved = ns.reserve([100])
+            d.process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, d.process.pid, os.WSTOPPED | os.WNOWAIT)
+            jobs = [
+                ns.submit_locate(keys, timeout=60.0),
+                ns.submit_pin(keys, timeout=60.0),
+                ns.submit_unpin(keys, timeout=60.0),
+                ns.submit_reserve([100] * 3, timeout=60.0),
+                ns.submit_commit(reserved, hashes(1, seed=9), timeout=60.0),
+                pool.submit_match_all([(ns, keys), (ns, keys)], lease=60.0, timeout=60.0),
+                ns.submit_match(keys, lease=60.0, timeout=60.0),
+            ]
+            wait_for("their threads", lambda: all(job._thread for job in jobs))
+            began = time.monotonic()
+            assert all([job.cancel() for job in jobs])
+            assert time.monotonic() - began < 5.0
+            for job in jobs:
+                with pytest.raises(kvtier.CancelledError):
+                    job.result(0)
+            d.process.send_signal(signal.SIGCONT)
+            assert ns.match(keys).prefix == 3
+        del jobs, reserved
+        gc.collect()
+        wait_for("that nothing is held", lambda: d.held() == (0, 0))
+
+
+def test_disowned_jobs(shared_daemon):
+    """A job that only its owner knows is not told of, and lives as long as he wants it."""
+    with attach(shared_daemon, "unix") as pool:
+        ns = pool.open(fresh_name(), max_block_bytes=4096)
+        poll = select.poll()
+        poll.register(pool.fileno(), select.POLLIN)
+        ns.put(hashes(1), [b"x"])
+        for early in (True, False):
+            job = ns.submit_match(hashes(1), lease=60.0)
+            if early:
+                job.disown()
+            job.result(PATIENCE)
+            wait_for("its end", lambda: not pool._jobs._open)
+            job.disown()
+            assert pool.completions() == [] and poll.poll(0) == []
+            del job
+            gc.collect()
+            wait_for("that the lease is given back", lambda: shared_daemon.held()[0] == 0)
 
 
 def test_completions(pool, ns):
