@@ -41,7 +41,7 @@ func sessionToPB(i *session.Info) *pb.SessionInfo {
 		Id: i.ID, Name: i.Name, Identity: i.Identity, Peer: i.Peer, Pid: i.PID, Uid: i.UID, Shared: i.Shared, AgeMs: i.Age.Milliseconds(),
 		Regions: uint32(i.Regions), RegionBytes: i.RegionBytes,
 		Leases: uint32(i.Leases), LeasesLimit: uint32(i.LeasesLimit), LeasedBlocks: uint32(i.LeasedBlocks),
-		Places: uint32(i.Places), PlaceBytes: i.PlaceBytes, Calls: uint32(i.Calls),
+		Places: uint32(i.Places), PlaceBytes: i.PlaceBytes, Calls: uint32(i.Calls), CallBytes: i.CallBytes,
 		IdentityUsage: usageToPB(&i.IdentityUsage),
 	}
 }
@@ -51,7 +51,7 @@ func sessionFromPB(i *pb.SessionInfo) session.Info {
 		ID: i.GetId(), Name: i.GetName(), Identity: i.GetIdentity(), Peer: i.GetPeer(), PID: i.GetPid(), UID: i.GetUid(), Shared: i.GetShared(), Age: fromMillis(i.GetAgeMs()),
 		Regions: int(i.GetRegions()), RegionBytes: i.GetRegionBytes(),
 		Leases: int(i.GetLeases()), LeasesLimit: int(i.GetLeasesLimit()), LeasedBlocks: int(i.GetLeasedBlocks()),
-		Places: int(i.GetPlaces()), PlaceBytes: i.GetPlaceBytes(), Calls: int(i.GetCalls()),
+		Places: int(i.GetPlaces()), PlaceBytes: i.GetPlaceBytes(), Calls: int(i.GetCalls()), CallBytes: i.GetCallBytes(),
 		IdentityUsage: usageFromPB(i.GetIdentityUsage()),
 	}
 }

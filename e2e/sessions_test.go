@@ -27,6 +27,7 @@ type listedSession struct {
 	Places       int    `json:"places"`
 	PlaceBytes   int64  `json:"place_bytes"`
 	Calls        int    `json:"calls"`
+	CallBytes    *int64 `json:"call_bytes"`
 	AgeMS        int64  `json:"age_ms"`
 }
 
@@ -84,7 +85,7 @@ func TestSessionsListed(t *testing.T) {
 		t.Errorf("the local one: %+v", s)
 	}
 	if s := all[1]; s.Name != "prefill-1" || !strings.HasPrefix(s.Peer, "127.0.0.1:") || s.PID != nil || s.UID != nil || s.Shared ||
-		s.Leases != 1 || s.LeasesLimit != 65536 || s.LeasedBlocks != 3 || s.Calls != 0 || s.Regions == nil || s.RegionBytes == nil {
+		s.Leases != 1 || s.LeasesLimit != 65536 || s.LeasedBlocks != 3 || s.Calls != 0 || s.CallBytes == nil || s.Regions == nil || s.RegionBytes == nil {
 		t.Errorf("the remote one: %+v", s)
 	}
 	table := strings.Split(must(t, "sessions", "--server", d.addr), "\n")

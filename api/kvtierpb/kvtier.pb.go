@@ -5125,6 +5125,7 @@ type SessionInfo struct {
 	PlaceBytes    int64                  `protobuf:"varint,15,opt,name=place_bytes,json=placeBytes,proto3" json:"place_bytes,omitempty"`
 	Calls         uint32                 `protobuf:"varint,16,opt,name=calls,proto3" json:"calls,omitempty"` // in flight
 	IdentityUsage *IdentityUsage         `protobuf:"bytes,17,opt,name=identity_usage,json=identityUsage,proto3" json:"identity_usage,omitempty"`
+	CallBytes     int64                  `protobuf:"varint,18,opt,name=call_bytes,json=callBytes,proto3" json:"call_bytes,omitempty"` // of blocks that the calls in flight move
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5276,6 +5277,13 @@ func (x *SessionInfo) GetIdentityUsage() *IdentityUsage {
 		return x.IdentityUsage
 	}
 	return nil
+}
+
+func (x *SessionInfo) GetCallBytes() int64 {
+	if x != nil {
+		return x.CallBytes
+	}
+	return 0
 }
 
 // IdentityUsage is what an identity has, over all its sessions and gRPC calls. A limit
@@ -5985,7 +5993,7 @@ const file_kvtier_proto_rawDesc = "" +
 	"\x05error\x18\v \x01(\tR\x05error\"\x15\n" +
 	"\x13ListSessionsRequest\"J\n" +
 	"\x14ListSessionsResponse\x122\n" +
-	"\bsessions\x18\x01 \x03(\v2\x16.kvtier.v1.SessionInfoR\bsessions\"\xe1\x03\n" +
+	"\bsessions\x18\x01 \x03(\v2\x16.kvtier.v1.SessionInfoR\bsessions\"\x80\x04\n" +
 	"\vSessionInfo\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x06R\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1a\n" +
@@ -6005,7 +6013,9 @@ const file_kvtier_proto_rawDesc = "" +
 	"\vplace_bytes\x18\x0f \x01(\x03R\n" +
 	"placeBytes\x12\x14\n" +
 	"\x05calls\x18\x10 \x01(\rR\x05calls\x12?\n" +
-	"\x0eidentity_usage\x18\x11 \x01(\v2\x18.kvtier.v1.IdentityUsageR\ridentityUsage\"\xf3\x01\n" +
+	"\x0eidentity_usage\x18\x11 \x01(\v2\x18.kvtier.v1.IdentityUsageR\ridentityUsage\x12\x1d\n" +
+	"\n" +
+	"call_bytes\x18\x12 \x01(\x03R\tcallBytes\"\xf3\x01\n" +
 	"\rIdentityUsage\x12\x1a\n" +
 	"\bsessions\x18\x01 \x01(\rR\bsessions\x12%\n" +
 	"\x0esessions_limit\x18\x02 \x01(\rR\rsessionsLimit\x12)\n" +

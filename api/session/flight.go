@@ -27,7 +27,8 @@ type flight struct {
 		sync.Mutex
 		calls       map[uint64]*call
 		watches     int   // calls that are, under way or ending
-		bytes       int64 // of gets among them
+		bytes       int64 // of gets and regions among them, which have a limit
+		putBytes    int64 // of durable puts, which have not: places bound them
 		ending      int   // calls whose answer is being sent: they have left calls, as the client may use their ids again
 		endingBytes int64
 		begun       bool
@@ -44,7 +45,8 @@ type call struct {
 	cancel context.CancelFunc
 	watch  bool
 	bytes  int64
-	last   bool // its answer is being sent
+	puts   int64 // bytes
+	last   bool  // its answer is being sent
 }
 
 func (f *flight) init() {
@@ -67,11 +69,11 @@ func (f *flight) none() bool {
 	return len(f.mu.calls)+f.mu.ending == f.mu.watches && !f.mu.draining
 }
 
-// count is how many calls are under way.
-func (f *flight) count() int {
+// count is how many calls are under way, and the bytes of the blocks that they move.
+func (f *flight) count() (calls int, bytes int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return len(f.mu.calls)
+	return len(f.mu.calls), f.mu.bytes + f.mu.putBytes
 }
 
 func (f *flight) drains() bool {
@@ -132,6 +134,15 @@ func (c *call) admit(lens []int64, most int64) int {
 	return len(lens)
 }
 
+// stores counts the bytes of a put.
+func (c *call) stores(bytes int64) {
+	f := c.f
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	c.puts += bytes
+	f.mu.putBytes += bytes
+}
+
 // end makes room for the client's next call, since it may have read the answer of
 // this one before Send returns. The call is not to be cancelled any more.
 func (c *call) end() {
@@ -144,6 +155,7 @@ func (c *call) end() {
 	c.last = true
 	delete(f.mu.calls, c.id)
 	f.mu.bytes -= c.bytes
+	f.mu.putBytes -= c.puts
 	f.mu.ending++
 	f.mu.endingBytes += c.bytes
 }

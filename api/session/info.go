@@ -26,7 +26,8 @@ type Info struct {
 	LeasedBlocks int   // in its leases, each as often as it is leased
 	Places       int   // for puts, that it holds
 	PlaceBytes   int64
-	Calls        int // in flight, watches among them
+	Calls        int   // in flight, watches among them
+	CallBytes    int64 // of blocks that they move, those of gets as far as they are known
 
 	IdentityUsage access.Usage // what its identity has, over all sessions and gRPC; without one nothing
 }
@@ -57,8 +58,9 @@ func (s *Server) Sessions() []Info {
 func (s *session) info() Info {
 	i := Info{
 		ID: s.id, Name: s.name, Identity: s.identity.Name(), Peer: s.peer, Shared: s.memory != 0, Age: time.Since(s.began),
-		LeasesLimit: s.leases.own.Most(), Calls: s.flight.count(), IdentityUsage: s.identity.Usage(),
+		LeasesLimit: s.leases.own.Most(), IdentityUsage: s.identity.Usage(),
 	}
+	i.Calls, i.CallBytes = s.flight.count()
 	if s.cred != nil {
 		i.Peer, i.PID, i.UID = unixPeer, s.cred.Pid, s.cred.Uid
 	}

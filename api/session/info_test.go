@@ -1,6 +1,7 @@
 package session_test
 
 import (
+	"context"
 	"errors"
 	"os"
 	"strings"
@@ -93,6 +94,65 @@ func TestSessions(t *testing.T) {
 	if all := r.server.Sessions(); len(all) != 0 {
 		t.Errorf("sessions %+v, want none", all)
 	}
+}
+
+// gatedStore lets no get and no durable put begin before its gate is open.
+type gatedStore struct {
+	*memstore.Store
+	gate chan struct{}
+}
+
+func (s *gatedStore) Get(ctx context.Context, ns block.NamespaceID, hashLen int, want []block.Wanted, o block.GetOptions, use func(i int, p block.Payload) error) error {
+	<-s.gate
+	return s.Store.Get(ctx, ns, hashLen, want, o, use)
+}
+
+func (s *gatedStore) PutGranted(ctx context.Context, puts []block.GrantPut) []block.CommitResult {
+	if puts[0].Durable == block.G3 {
+		<-s.gate
+	}
+	return s.Store.PutGranted(ctx, puts)
+}
+
+// TestSessionsInFlight shows how many calls of a session are in flight, and how many bytes
+// of blocks they move.
+func TestSessionsInFlight(t *testing.T) {
+	st := memstore.New(&memstore.Options{Durable: true})
+	gated := &gatedStore{Store: st, gate: make(chan struct{})}
+	r := serve(t, st, gated, nil)
+	c := r.client()
+	is := func(calls int, bytes int64) {
+		t.Helper()
+		if i := r.server.Sessions()[0]; i.Calls != calls || i.CallBytes != bytes {
+			t.Errorf("%d calls of %d bytes, want %d of %d", i.Calls, i.CallBytes, calls, bytes)
+		}
+	}
+	stored := pattern(300_000, 1)
+	c.store(r.keys("a"), stored)
+	places := c.places(r.ns, 200_000, 2)
+	is(0, 0)
+	c.fill(places[0].Grant, stored[:200_000])
+	c.fill(places[1].Grant, stored[:100_000])
+	c.send(session.CodeGet, &session.GetMessage{Keys: r.keys("az")})
+	// What is answered at once shows that the server has read what was sent before it.
+	read := func() {
+		t.Helper()
+		if err := c.answer(c.send(session.CodeMatch, &session.MatchMessage{Keys: r.keys("a")}), session.CodeMatched, &session.MatchedMessage{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	read()
+	is(1, 300_000)
+	c.send(session.CodePut, &session.PutMessage{
+		Keys: r.keys("bc"), Durable: block.G3,
+		Items: []session.PutItem{item(places[0].Grant, stored[:200_000]), item(places[1].Grant, stored[:100_000])},
+	})
+	read()
+	is(2, 600_000)
+	close(gated.gate)
+	r.await("the end of both", func() bool { i := r.server.Sessions()[0]; return i.Calls == 0 && i.CallBytes == 0 })
+	_ = c.c.Close()
+	r.quiet()
 }
 
 // TestLeasesDefault shows the limit that a server has when it is told none: 65536.

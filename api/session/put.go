@@ -83,6 +83,7 @@ func (s *session) put(id uint64, p []byte) error {
 	}
 	w := new(putWork)
 	w.prepare(s, m, beyond) // here, so that data behind the message finds its places closed
+	c.stores(w.bytes())
 	return s.spawn(id, c, nil, func(c *call) error {
 		w.commit(s, c.ctx)
 		c.end()
@@ -163,6 +164,14 @@ func (w *putWork) prepare(s *session, m *PutMessage, beyond int) {
 		w.puts, w.at = append(w.puts, g), append(w.at, i)
 	}
 	w.abort(s)
+}
+
+// bytes is how much is put.
+func (w *putWork) bytes() (n int64) {
+	for i := range w.puts {
+		n += w.puts[i].Len
+	}
+	return n
 }
 
 // abort gives back the grants of what has failed.

@@ -32,7 +32,8 @@ type sessionOutput struct {
 	LeasedBlocks int     `json:"leased_blocks"`
 	Places       int     `json:"places"`
 	PlaceBytes   int64   `json:"place_bytes"`
-	Calls        int     `json:"calls"`
+	Calls        int     `json:"calls"`      // in flight
+	CallBytes    int64   `json:"call_bytes"` // of blocks that they move
 	AgeMS        int64   `json:"age_ms"`
 
 	IdentityUsage *usageOutput `json:"identity_usage,omitempty"`
@@ -52,7 +53,7 @@ func describeSession(i session.Info) sessionOutput {
 	o := sessionOutput{
 		ID: fmt.Sprintf("%016x", i.ID), Name: i.Name, Identity: i.Identity, Peer: i.Peer, Shared: i.Shared,
 		Regions: i.Regions, RegionBytes: i.RegionBytes, Leases: i.Leases, LeasesLimit: i.LeasesLimit, LeasedBlocks: i.LeasedBlocks,
-		Places: i.Places, PlaceBytes: i.PlaceBytes, Calls: i.Calls, AgeMS: i.Age.Milliseconds(),
+		Places: i.Places, PlaceBytes: i.PlaceBytes, Calls: i.Calls, CallBytes: i.CallBytes, AgeMS: i.Age.Milliseconds(),
 	}
 	if i.Local() {
 		o.PID, o.UID = &i.PID, &i.UID
@@ -74,10 +75,11 @@ func newSessionsCmd() *cobra.Command {
 		Long: `List the sessions that are open at a daemon, oldest first: who it is, the process and
 user of one over the unix socket, whether it has the DRAM tier mapped, the regions of
 its own memory that the daemon may reach, its leases with their limit and the blocks
-in them, the places that it holds for puts, and its calls in flight. All of it is
-given back when the session ends, however it does; places in memory that its process
-maps, when that ends. With --access, --json also says how many sessions and leases its
-identity has altogether, how many it may have, and how often it was refused one more.`,
+in them, the places that it holds for puts, its calls in flight with the bytes that
+they move, and how long it has been there. All of it is given back when the session
+ends, however it does; places in memory that its process maps, when that ends. With
+--access, --json also says how many sessions and leases its identity has altogether,
+how many it may have, and how often it was refused one more.`,
 		Args: noArgs,
 	}
 	f.add(c, "print one JSON array")
@@ -117,17 +119,17 @@ func printSessions(w io.Writer, all []session.Info) error {
 		if i.Shared {
 			mapped = "yes"
 		}
-		fmt.Fprintf(tw, "%016x\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d of %d\t%d\t%s\t%d\t%s\n",
+		fmt.Fprintf(tw, "%016x\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d of %d\t%d\t%s\t%s\t%s\n",
 			i.ID, cell(i.Name), cell(i.Identity), i.Peer, pid, uid, mapped, withBytes(i.Regions, i.RegionBytes),
-			i.Leases, i.LeasesLimit, i.LeasedBlocks, withBytes(i.Places, i.PlaceBytes), i.Calls, i.Age.Round(time.Second))
+			i.Leases, i.LeasesLimit, i.LeasedBlocks, withBytes(i.Places, i.PlaceBytes), withBytes(i.Calls, i.CallBytes), i.Age.Round(time.Second))
 	}
 	return tw.Flush()
 }
 
-// withBytes writes a number of things and how much they are together.
+// withBytes writes a number of things and how much they are together, if anything.
 func withBytes(n int, bytes int64) string {
-	if n == 0 {
-		return "0"
+	if bytes == 0 {
+		return strconv.Itoa(n)
 	}
 	return fmt.Sprintf("%d (%s)", n, formatSizeShort(bytes))
 }
