@@ -8,7 +8,7 @@ from . import _wire as wire
 from ._dial import Region
 from ._errors import InvalidError
 from ._results import Tier
-from ._transfer import PutOptions
+from ._puts import PutOptions
 
 # Of one key: (region, offset, length), or several of them.
 Segments = Union[wire.Segment, Sequence[wire.Segment]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, List, Optional, Sequence, Tuple
 
+from . import _puts as puts
 from . import _transfer as transfer
 from . import _wire as wire
 from ._arguments import hashes_of, parents_of, put_options
@@ -13,8 +14,9 @@ from ._connection import Connection
 from ._errors import CancelledError, DisconnectedError, Error, InvalidError, LeaseExpiredError, Status
 from ._jobs import Job, deadline_of
 from ._loans import Loan, Reservation, take_all
+from ._puts import PutOptions
 from ._results import GetResult, PutResult, Tier
-from ._transfer import Handle, PutOptions
+from ._transfer import Handle
 
 
 class InPlace(Attached):
@@ -175,12 +177,12 @@ class InPlace(Attached):
     ) -> None:
         places = [taken[i][1] for i in index]
         try:
-            items = [transfer.seal(h.conn, p, taken[i][2], deadline, cancel) for i, p in zip(index, places)]
+            items = [puts.seal(h.conn, p, taken[i][2], deadline, cancel) for i, p in zip(index, places)]
         except BaseException:
-            transfer.finish(h.conn, places, None)
+            puts.finish(h.conn, places, None)
             raise
         some = None if parents is None else [parents[i] for i in index]
-        done = transfer.commit(h, places, items, [keys[i] for i in index], some, options, False, deadline, cancel)
+        done = puts.commit(h, places, items, [keys[i] for i in index], some, options, deadline, cancel)
         for i, r in zip(index, done):
             results[i] = r
 

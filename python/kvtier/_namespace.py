@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, List, Optional, Sequence, Tuple
 
+from . import _puts as puts
+from . import _region_moves as moves
 from . import _transfer as transfer
 from . import _wire as wire
 from ._arguments import Segments, hashes_of, parents_of, put_options, segments_of
@@ -16,8 +18,9 @@ from ._jobs import Job, deadline_of
 from ._lookup import FRESH, MOST_KEYS
 from ._match import Gathered, Match
 from ._placement import Placement
+from ._puts import PutOptions
 from ._results import GetResult, PutResult, State
-from ._transfer import Moved, PutOptions
+from ._transfer import Moved
 from ._watch import Watch
 
 
@@ -178,7 +181,7 @@ class Namespace(InPlace, Placement):
         moved = Moved()
         status = Status.OK
         try:
-            transfer.get_region(h, hashes, segments, deadline, no_promote, results, moved, cancel)
+            moves.get_region(h, hashes, segments, deadline, no_promote, results, moved, cancel)
         except Error as e:
             status = self._failed(e)
         self._pool._counts.add(region_keys=len(hashes))
@@ -237,7 +240,7 @@ class Namespace(InPlace, Placement):
         if h is not None:
             moved = Moved()
             try:
-                transfer.put(h, hashes, views, parents, options, deadline, results, moved, cancel)
+                puts.put(h, hashes, views, parents, options, deadline, results, moved, cancel)
             except Error as e:
                 self._failed(e)
                 error = e
@@ -278,7 +281,7 @@ class Namespace(InPlace, Placement):
         if h is not None and hashes:
             moved = Moved()
             try:
-                transfer.put_region(h, hashes, segments, parents, options, deadline, results, moved, cancel)
+                moves.put_region(h, hashes, segments, parents, options, deadline, results, moved, cancel)
             except Error as e:
                 self._failed(e)
                 error = e

@@ -540,7 +540,7 @@ def test_a_slow_watcher_ends_alone(attached, monkeypatch):
 
 def test_a_hello_that_drips(fake, monkeypatch):
     """A server that sends a byte now and then does not hold an attempt for ever."""
-    monkeypatch.setattr(kvtier._pool, "_DIAL", 0.5)
+    monkeypatch.setattr(kvtier._link, "_DIAL", 0.5)
     over = threading.Event()
 
     def drip():
