@@ -9,13 +9,14 @@ a call back takes `_step` too, and then nothing lands in the call's memory any m
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import select
 import socket
 import threading
 import time
-from typing import Callable, List, Optional, TypeVar
+from typing import Callable, Iterator, List, Optional, TypeVar
 
 from . import _wire as wire
 from ._calls import Budget, Call, Cancel
@@ -39,6 +40,10 @@ _LONG = 3600.0
 _FAREWELL = 1.0  # seconds that a server may take to hear that all is given back
 
 T = TypeVar("T")
+
+
+def _nothing() -> None:
+    pass
 
 
 class Connection:
@@ -204,6 +209,22 @@ class Connection:
         return mine
 
     # Reading
+
+    @contextlib.contextmanager
+    def leading(self, wanted: bool) -> Iterator[Callable[[], None]]:
+        """Reads on this thread while it does something that takes a while, where what it
+        gets is called now and then: so that no other thread has to be woken for answers.
+        Nothing in between may wait for the session."""
+        lead = wanted and self._take_role()
+        try:
+            yield self._look if lead else _nothing
+        finally:
+            if lead:
+                self._hand_over()
+
+    def _look(self) -> None:
+        if self._poll.poll(0):
+            self._read(None, _READS, 0.0)
 
     def _take_role(self) -> bool:
         """Takes the role of the reader, if it is free: the I/O thread looks away then."""

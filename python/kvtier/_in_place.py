@@ -147,8 +147,7 @@ class InPlace(Attached):
             if h is None or conn is not h.conn:
                 expired = LeaseExpiredError("the session of the reservation has ended")
                 results[i] = PutResult(False, False, expired if h is not None else error)
-                conn.places.used(place, True)
-                conn.places.counted(-1, -place.size)
+                conn.places.used([place], [True])
             else:
                 groups.append(i)
         try:

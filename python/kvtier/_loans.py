@@ -201,8 +201,7 @@ class Reservation:
         place, self._place = self._place, None
         if place is not None:
             self._let_go()
-            self._conn.places.used(place, True)
-            self._conn.places.counted(-1, -place.size)
+            self._conn.places.used([place], [True])
 
     def __del__(self) -> None:
         try:

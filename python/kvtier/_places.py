@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, List, Optional, Sequence, Set, Tuple
+from typing import TYPE_CHECKING, List, Optional, Sequence, Set, Tuple, cast
 
 from . import _wire as wire
 from ._calls import LOOK_UP
@@ -113,19 +113,22 @@ class Places:
         return place
 
     def _take(self, ns: int, n: int, now: float) -> Optional[Place]:
-        with self._free:
-            for i in range(len(self._idle) - 1, -1, -1):
-                place = self._idle[i]
-                if place.ns == ns and _fits(place.size, n) and now < place.until:
-                    return self._idle.pop(i)
+        """Takes an idle place for n bytes. Needs the lock."""
+        for i in range(len(self._idle) - 1, -1, -1):
+            place = self._idle[i]
+            if place.ns == ns and _fits(place.size, n) and now < place.until:
+                return self._idle.pop(i)
         return None
 
-    def keep(self, places: Sequence[Place]) -> None:
-        """Keeps places for the next put."""
+    def keep(self, places: Sequence[Place], new: bool = False) -> None:
+        """Keeps places for the next put. new: they were not counted yet."""
         if not places:
             return
         now = time.monotonic()
         with self._free:
+            if new:
+                self._count += len(places)
+                self._bytes += sum([p.size for p in places])
             if self._conn.error is None:
                 for place in places:
                     place.since = now
@@ -147,14 +150,19 @@ class Places:
                 self._revoked.clear()
             self._free.notify_all()
 
-    def used(self, place: Place, give_back: bool) -> None:
-        """A place was used. It is told to the server where it still has it, or waits to
-        hear that nobody writes there."""
+    def used(self, places: Sequence[Place], kept: Sequence[bool]) -> None:
+        """Places were used. Those that the server still has it is told of, or waits to hear
+        that nobody writes there."""
         with self._free:
-            revoked = place.id in self._revoked
-            self._revoked.discard(place.id)
-        if revoked or give_back:
-            self._conn.give_back_later(place.id)
+            told = [p.id for p, k in zip(places, kept) if k or p.id in self._revoked]
+            self._revoked.difference_update(told)
+            self._count -= len(places)
+            self._bytes -= sum([p.size for p in places])
+            if self._count == 0:
+                self._revoked.clear()
+            self._free.notify_all()
+        for id in told:
+            self._conn.give_back_later(id)
 
     def expected(self, ns: int, size: int) -> bool:
         """Notes a put, and says whether one like it was just before."""
@@ -264,11 +272,14 @@ class Places:
         now = time.monotonic()
         found: List[Optional[Place]] = []
         total = 0
-        for i, n in enumerate(sizes[: min(self._conn.keys, self.most)]):
-            total += n
-            if i > 0 and total > _WINDOW:
-                break
-            found.append(None if fresh else self._take(ns, n, now))
+        with self._free:
+            for i, n in enumerate(sizes[: min(self._conn.keys, self.most)]):
+                total += n
+                if i > 0 and total > _WINDOW:
+                    break
+                found.append(None if fresh else self._take(ns, n, now))
+        if None not in found:
+            return cast("List[Place]", found)
         try:
             self._fill(found, ns, tag, sizes, deadline, cancel, may_wait)
         except BaseException as e:

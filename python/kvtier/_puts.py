@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Deque, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Deque, List, NamedTuple, Optional, Sequence, Tuple
 
 from xxhash import xxh3_128
 
@@ -21,6 +21,9 @@ from ._transfer import Handle, Moved, keys_of
 _WINDOW = 4 << 20
 _AHEAD = 2  # such messages that are not answered while more is copied
 _SEND_AHEAD = 2 * wire.MAX_DATA  # bytes that are queued before they are sent
+
+_STORED = PutResult(True, False, None)
+_EXISTED = PutResult(False, True, None)
 
 # Of a block that lies in its place: grant, length and checksum.
 Item = Tuple[int, int, bytes]
@@ -140,7 +143,9 @@ class _Put:
         while self.idle:
             some = self.idle[: self._window(at)]
             end = at + len(some)
-            items = bring(conn, some, self.views[at:end], self.deadline, self.moved, self.cancel)
+            # What is sent may have to wait for somebody to read.
+            with conn.leading(bool(self.waiting) and all([p.memory is not None for p in some])) as look:
+                items = bring(conn, some, self.views[at:end], self.deadline, self.moved, self.cancel, look)
             parents = None if self.parents is None else self.parents[at:end]
             message = put_message(self.h, items, self.hashes[at:end], parents, self.options, regrant, self.deadline)
             if (last and len(some) == len(self.idle)) or self.options.durable == Tier.NVME:
@@ -211,8 +216,9 @@ def bring(
     deadline: float,
     moved: Moved,
     cancel: Optional[Cancel],
+    look: Callable[[], None] = lambda: None,
 ) -> List[Item]:
-    """Brings bytes into their places."""
+    """Brings bytes into their places. look is called behind each that is copied."""
     items: List[Item] = []
     queue: List[Buffer] = []
     queued = 0
@@ -224,6 +230,7 @@ def bring(
         if place.memory is not None:
             items.append((place.id, n, copy_sum(place.memory[:n], view)))
             moved.in_place += 1
+            look()
             continue
         hasher = xxh3_128()
         for offset in range(0, n, STEP):
@@ -259,15 +266,16 @@ def put_message(
 ) -> bytes:
     """The message that makes blocks of what lies in places."""
     none = bytes(len(hashes[0]))
-    has = [p is not None for p in parents] if parents is not None else [False] * len(hashes)
+    some = parents is not None and any(parents)
+    has = [p is not None for p in parents] if parents is not None and some else [False] * len(hashes)
     return wire.put(
         keys_of(h, hashes),
         wire.FLAG_REGRANT if regrant else 0,
         millis_left(deadline),
         options.durable,
         options.ttl_ms,
-        [wire.PutItem(grant, n, has_parent, sum_) for (grant, n, sum_), has_parent in zip(items, has)],
-        [p or none for p in parents] if parents is not None and any(has) else (),
+        [(grant, n, has_parent, sum_) for (grant, n, sum_), has_parent in zip(items, has)],
+        [p or none for p in parents] if parents is not None and some else (),
     )
 
 
@@ -302,22 +310,21 @@ def committed(h: Handle, places: Sequence[Place], reply: bytes) -> List[PutResul
         finish(conn, places, None)
         raise
     finish(conn, places, done)
-    new = conn.places.adopt(h.id, done.granted)
-    conn.places.counted(len(new), sum(p.size for p in new))
-    conn.places.keep(new)
+    conn.places.keep(conn.places.adopt(h.id, done.granted), new=True)
     return [put_result(k) for k in done.keys]
 
 
 def finish(conn: Connection, places: Sequence[Place], done: Optional[wire.PutDone]) -> None:
     """Places were used up, if the server has taken the commit. If not it has them back, as
     where this side wrote into one that was revoked meanwhile."""
-    for i, place in enumerate(places):
-        kept = done is None or done.keys[i].status in (Status.BUSY, Status.LEASE_EXPIRED)
-        conn.places.used(place, kept)
-    conn.places.counted(-len(places), -sum(p.size for p in places))
+    if done is None:
+        kept = [True] * len(places)
+    else:
+        kept = [k.status in (Status.BUSY, Status.LEASE_EXPIRED) for k in done.keys]
+    conn.places.used(places, kept)
 
 
 def put_result(k: wire.PutKey) -> PutResult:
     if k.status != 0:
         return PutResult(False, False, error_of(k.status, k.text))
-    return PutResult(k.existed == 0, k.existed != 0, None)
+    return _EXISTED if k.existed else _STORED

@@ -173,13 +173,6 @@ class Granted(NamedTuple):
     places: List[Place]
 
 
-class PutItem(NamedTuple):
-    grant: int
-    length: int
-    has_parent: bool
-    sum: bytes
-
-
 class PutKey(NamedTuple):
     status: int
     existed: int
@@ -226,6 +219,7 @@ class Events(NamedTuple):
 
 
 Segment = Tuple[int, int, int]  # region, offset, length
+PutItem = Tuple[int, int, bool, bytes]  # grant, length, whether it has a parent, checksum
 
 
 def header(kind: int, length: int, flags: int = 0, id: int = 0, token: int = 0, offset: int = 0) -> bytes:
@@ -489,7 +483,12 @@ def read_granted(p: Bytes) -> Granted:
 def read_put_done(p: Bytes) -> PutDone:
     r = _Reader(p, "PutDone")
     n = r.count(4, MAX_NAMED)
-    keys = []
+    keys: List[PutKey] = []
+    packed = p[r.at : r.at + n * _PUT_KEY.size]
+    if not any(packed[3 :: _PUT_KEY.size]):  # nothing has failed
+        r.at += len(packed)
+        keys = [PutKey(status, existed, "") for status, existed, _ in _PUT_KEY.iter_unpack(packed)]
+        n = 0
     for _ in range(n):
         status, existed, text = r.unpack(_PUT_KEY)
         if text:

@@ -40,7 +40,7 @@ REQUESTS = {
     "put": (
         wire.PUT,
         6,
-        lambda: wire.put(keys(A), wire.FLAG_REGRANT, 500, 2, 0, [wire.PutItem(0xA1, 5, True, HELLO_SUM)], [ROOT]),
+        lambda: wire.put(keys(A), wire.FLAG_REGRANT, 500, 2, 0, [(0xA1, 5, True, HELLO_SUM)], [ROOT]),
     ),
     "release": (wire.RELEASE, 8, lambda: wire.release([0x55], [0xA2])),
     "renew": (wire.RENEW, 9, lambda: wire.renew(1000, [0x55])),
