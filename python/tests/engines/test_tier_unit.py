@@ -390,7 +390,7 @@ def test_sixteen_byte_hashes(make):
     rig = make()
     request = rig.request()
     job = rig.submit([key(1, length=16)], [0], request, load=False)
-    assert rig.finished()[job].success
+    assert rig.wait(job).success
     assert rig.pool.calls[-1][2] == [key(1, length=16)[:-4]]
 
 
