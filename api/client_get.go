@@ -28,6 +28,18 @@ func (c *Client) Get(ctx context.Context, ns block.Namespace, want []block.Wante
 	if s := c.session(ctx); s != nil {
 		return c.getSession(ctx, s, ns, want, o, use)
 	}
+	for at := 0; at < len(want); at += MaxKeys {
+		part := want[at:min(at+MaxKeys, len(want))]
+		err := c.getInline(ctx, ns, n, part, o, func(i int, p block.Payload) error { return use(at+i, p) })
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// getInline is Get over gRPC, of as many keys as one call may name.
+func (c *Client) getInline(ctx context.Context, ns block.Namespace, n int, want []block.Wanted, o block.GetOptions, use func(i int, p block.Payload) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, err := c.rpc.Get(ctx, c.getRequest(ns, n, want, o))

@@ -54,26 +54,49 @@ func (c *Client) Match(ctx context.Context, ns block.Namespace, hashes []block.H
 }
 
 // MatchPacked is Match for a caller who keeps its hashes packed, ns.HashLen bytes
-// each. It fills res, reusing its slice.
+// each. It fills res, reusing its slice. With a lease there are at most MaxMatchKeys.
 func (c *Client) MatchPacked(ctx context.Context, ns block.Namespace, hashes []byte, o block.MatchOptions, res *block.MatchResult) error {
 	n, err := hashLen(ns)
 	if err != nil {
 		return err
 	}
+	if len(hashes) == 0 {
+		*res = block.MatchResult{Blocks: res.Blocks[:0]}
+		return nil
+	}
 	if o.Lease <= 0 { // a lease belongs to the gRPC connection, by which it is renewed
 		if s := c.session(ctx); s != nil {
-			return c.matchSession(ctx, s, ns, hashes, o, res)
+			return s.Match(ctx, c.handleOf(ns), hashes, o, res)
 		}
 	}
-	r, err := c.rpc.Match(ctx, &pb.MatchRequest{
-		Namespace: uint32(ns.ID), NamespaceTag: c.tag(ns), HashLen: uint32(n), Hashes: hashes,
-		All: o.All, LeaseMs: millis(o.Lease), Class: uint32(o.Class), Quiet: o.Quiet,
-	})
-	if err != nil {
-		return c.fail("match", err)
+	most := MaxMatchKeys * n
+	if o.Lease > 0 {
+		most = len(hashes) // one message, since it makes one lease
 	}
-	matchFromPB(r, res)
-	return nil
+	into, unbroken := res, true
+	for {
+		part := hashes[:min(len(hashes), most)]
+		hashes = hashes[len(part):]
+		r, err := c.rpc.Match(ctx, &pb.MatchRequest{
+			Namespace: uint32(ns.ID), NamespaceTag: c.tag(ns), HashLen: uint32(n), Hashes: part,
+			All: o.All, LeaseMs: millis(o.Lease), Class: uint32(o.Class), Quiet: o.Quiet,
+		})
+		if err != nil {
+			return c.fail("match", err)
+		}
+		matchFromPB(r, into)
+		if into != res {
+			res.Blocks = append(res.Blocks, into.Blocks...)
+			if unbroken {
+				res.Prefix += into.Prefix
+			}
+		}
+		unbroken = unbroken && into.Prefix == len(part)/n
+		if len(hashes) == 0 || !unbroken && !o.All {
+			return nil
+		}
+		into = new(block.MatchResult)
+	}
 }
 
 // Locate lists for each key every place where it lies, nearest first.

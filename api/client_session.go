@@ -338,20 +338,9 @@ func (c *Client) placeBytes(ns block.Namespace) int {
 	return firstPlace
 }
 
-// matchSession is MatchPacked over a session.
-func (c *Client) matchSession(ctx context.Context, s *session.Client, ns block.Namespace, hashes []byte, o block.MatchOptions, res *block.MatchResult) error {
-	if _, err := checkHashes(uint32(ns.HashLen), hashes, MaxMatchKeys); err != nil {
-		return fmt.Errorf("match: %w", err)
-	}
-	return s.Match(ctx, c.handleOf(ns), hashes, o, res)
-}
-
 // getSession is Get over a session. It reads as many blocks at a time as fit into
 // its memory, and hands them on.
 func (c *Client) getSession(ctx context.Context, s *session.Client, ns block.Namespace, want []block.Wanted, o block.GetOptions, use func(i int, p block.Payload) error) error {
-	if len(want) > MaxKeys {
-		return fmt.Errorf("get: %w", invalid("%d keys, at most %d in one call", len(want), MaxKeys))
-	}
 	handle := c.handleOf(ns)
 	buf := c.windows.Get().(*[]byte)
 	defer c.windows.Put(buf)
