@@ -170,7 +170,7 @@ func appendStatuses(b []byte, all []Status) []byte {
 }
 
 func (d *decoder) statuses(field string, into []Status) []Status {
-	into = sized(into, d.count(field, 2, 2*maxNamed))
+	into = sized(into, d.count(field, 2, maxNamed))
 	for i := range into {
 		into[i] = Status(d.u16(field))
 	}

@@ -247,7 +247,8 @@ func TestCutOff(t *testing.T) {
 }
 
 func TestDecodeRefuses(t *testing.T) {
-	long := make([]uint64, 2*session.MaxKeys+1)
+	const named = frame.MaxMessage / 8
+	long := make([]uint64, named+1)
 	pieces := func(n int) session.Segments {
 		return session.Segments{Counts: []uint16{uint16(n)}, All: make([]session.Segment, n)}
 	}
@@ -262,14 +263,14 @@ func TestDecodeRefuses(t *testing.T) {
 	}{
 		{"hash length", &session.MatchMessage{Keys: session.Keys{NS: 1, HashLen: 7, Hashes: make([]byte, 7)}}, &session.MatchMessage{}, "hash_len: 7 bytes"},
 		{"no keys", &session.GetMessage{Keys: session.Keys{NS: 1, HashLen: 8}}, &session.GetMessage{}, "keys: 0"},
-		{"too many keys", &session.GetMessage{Keys: session.Keys{NS: 1, HashLen: 8, Hashes: make([]byte, 8*(2*session.MaxKeys+1))}}, &session.GetMessage{}, "keys: 16385 of them"},
-		{"too many leases", &session.RenewMessage{Leases: long}, &session.RenewMessage{}, "leases: 16385 of them"},
-		{"too many grants", &session.ReleaseMessage{Grants: long}, &session.ReleaseMessage{}, "grants: 16385 of them"},
+		{"too many keys", &session.GetMessage{Keys: session.Keys{NS: 1, HashLen: 8, Hashes: make([]byte, 8*(named+1))}}, &session.GetMessage{}, "keys: 131073 of them"},
+		{"too many leases", &session.RenewMessage{Leases: long}, &session.RenewMessage{}, "leases: 131073 of them"},
+		{"too many grants", &session.ReleaseMessage{Grants: long}, &session.ReleaseMessage{}, "grants: 131073 of them"},
 		{"flags of a prefetch", &session.MatchMessage{Keys: keys("blockAAA"), Flags: 1}, &session.PrefetchMessage{}, "class, flags"},
 		{"too many fields", &session.OpenMessage{Fields: make([]block.Field, 65)}, &session.OpenMessage{}, "fields: 65 of them"},
 		{"too long a text", rawMessage(append(make([]byte, 14), 1, 0, 1, 16)), &session.OpenMessage{}, "fields: 4097 bytes"},
 		{"flags of a pin", &session.PinMessage{Keys: keys("blockAAA"), Flags: session.FlagUnpin | 1}, &session.PinMessage{}, "class, flags"},
-		{"too many pins", &session.PinMessage{Keys: session.Keys{NS: 1, HashLen: 8, Hashes: make([]byte, 8*(2*session.MaxKeys+1))}}, &session.PinMessage{}, "keys: 16385 of them"},
+		{"too many pins", &session.PinMessage{Keys: session.Keys{NS: 1, HashLen: 8, Hashes: make([]byte, 8*(named+1))}}, &session.PinMessage{}, "keys: 131073 of them"},
 		{"no segments", &session.RegionGetMessage{Keys: keys("blockAAA"), Segments: pieces(0)}, &session.RegionGetMessage{}, "segments: 0 of them for key 0"},
 		{"too many segments", &session.RegionPutMessage{Keys: keys("blockAAA"), HasParent: make([]bool, 1), Segments: pieces(session.MaxSegments + 1)}, &session.RegionPutMessage{}, "segments: 4097 of them for key 0"},
 		{"parent of a region without parents", &session.RegionPutMessage{Keys: keys("blockAAA"), HasParent: []bool{true}, Segments: pieces(1)}, &session.RegionPutMessage{}, "has_parent"},

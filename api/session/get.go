@@ -25,14 +25,13 @@ func (s *session) get(id uint64, p []byte) error {
 		return s.fail(id, err)
 	}
 	if m.Flags&FlagInPlace != 0 {
-		return s.lend(id, m, beyond)
+		return s.lend(id, m, min(beyond, s.keys))
 	}
 	w := gets.Get().(*getWork)
-	if err := w.prepare(s, m, ns, beyond); err != nil {
+	if err := w.prepare(s, id, m, ns, beyond); err != nil {
 		gets.Put(w)
 		return s.fail(id, err)
 	}
-	w.id = id
 	if w.atOnce(m) {
 		defer gets.Put(w)
 		if err := w.serve(s.ctx); err != nil {
@@ -40,17 +39,11 @@ func (s *session) get(id uint64, p []byte) error {
 		}
 		return nil
 	}
-	c, err := s.open(id, m.Deadline)
-	switch {
-	case errors.Is(err, ErrBusy):
-		s.srv.stats.busy.Add(int64(len(w.want)))
+	c, err := w.open(m.Deadline)
+	if errors.Is(err, ErrBusy) {
 		err = s.reply(id, CodeGot, &w.got) // in which every key is busy
 		gets.Put(w)
 		return err
-	case err == nil:
-		w.c = c
-		w.admitted = c.admit(w.lens, s.bytes)
-		s.srv.stats.busy.Add(int64(len(w.lens) - w.admitted))
 	}
 	return s.spawn(id, c, err, w.run)
 }
@@ -68,22 +61,16 @@ const atOnceBytes = 128 << 10
 
 // getWork is what one get needs, to be used again.
 type getWork struct {
-	s        *session
-	id       uint64
-	c        *call // nil when the reading goroutine answers
-	ns       block.NamespaceID
-	hashLen  int
-	opts     block.GetOptions
-	want     []block.Wanted
-	lens     []int64 // bytes of each, as far as they are known
-	looked   bool    // s.found is of this get
-	admitted int     // of the keys, from the first on; the others are busy
-	got      GotMessage
-	sent     bool // the answer
-	out      []byte
-	frames   []frame.Frame // to be sent
-	bytes    int           // of their payloads
-	use      func(i int, p block.Payload) error
+	gotWork
+	ns      block.NamespaceID
+	hashLen int
+	opts    block.GetOptions
+	want    []block.Wanted
+	looked  bool          // s.found is of this get
+	sent    bool          // the answer
+	frames  []frame.Frame // to be sent
+	bytes   int           // of their payloads
+	use     func(i int, p block.Payload) error
 }
 
 var gets = sync.Pool{New: func() any {
@@ -92,38 +79,24 @@ var gets = sync.Pool{New: func() any {
 	return w
 }}
 
-// prepare reads a request. Of the keys in its answer so many are beyond those to serve.
-func (w *getWork) prepare(s *session, m *GetMessage, ns *namespace, beyond int) error {
-	n, hl := m.Len(), int(m.HashLen)
-	w.s, w.ns, w.hashLen, w.opts = s, m.NS, hl, m.options()
-	w.c, w.looked, w.sent, w.admitted = nil, false, false, 0
-	w.forget()
-	w.want, w.lens, w.got.Blocks = sized(w.want, n), sized(w.lens, n), sized(w.got.Blocks, n+beyond)
-	w.got.Lease, w.got.LeaseMS = 0, 0
-	if ns.blockBytes == 0 {
-		if err := s.look(&m.Keys); err != nil {
-			return err
-		}
-		w.looked = true
+// prepare reads a request. So many of its keys are beyond those to serve.
+func (w *getWork) prepare(s *session, id uint64, m *GetMessage, ns *namespace, beyond int) error {
+	if err := w.expect(s, id, &m.Keys, ns, beyond); err != nil {
+		return err
 	}
+	w.ns, w.hashLen, w.opts, w.looked, w.sent = m.NS, int(m.HashLen), m.options(), ns.blockBytes == 0, false
+	w.forget()
+	w.want = sized(w.want, m.Len())
 	for i := range w.want {
 		w.want[i] = block.Wanted{}
-		copy(w.want[i].Hash[:], m.Hashes[i*hl:(i+1)*hl])
-		total := ns.blockBytes
-		if total == 0 {
-			total = int64(s.found.Blocks[i].Len)
-		}
+		copy(w.want[i].Hash[:], m.Hashes[i*w.hashLen:][:w.hashLen])
 		if len(m.Ranges) > 0 {
 			w.want[i].Offset, w.want[i].Length = int64(m.Ranges[i].Offset), int64(m.Ranges[i].Length)
-			total = max(0, total-w.want[i].Offset)
+			w.lens[i] = max(0, w.lens[i]-w.want[i].Offset)
 			if l := w.want[i].Length; l > 0 {
-				total = min(total, l)
+				w.lens[i] = min(w.lens[i], l)
 			}
 		}
-		w.lens[i] = total
-	}
-	for i := range w.got.Blocks {
-		w.got.Blocks[i] = GotBlock{Status: StatusBusy, Chunk: NoChunk}
 	}
 	return nil
 }
@@ -147,14 +120,8 @@ func (w *getWork) atOnce(m *GetMessage) bool {
 			return false
 		}
 	}
-	w.admitted = len(w.want)
+	w.admit(len(w.want))
 	return true
-}
-
-// look looks the keys of a get up, for what it will cost.
-func (s *session) look(k *Keys) error {
-	s.found = block.MatchResult{Blocks: s.found.Blocks[:0]}
-	return s.srv.store.Match(s.ctx, k.NS, int(k.HashLen), k.Hashes, block.MatchOptions{All: true, Quiet: true}, &s.found)
 }
 
 // run is serve on a goroutine of its own.
@@ -172,9 +139,6 @@ func (w *getWork) end() {
 
 // serve sends the bytes and the answer. An error is the answer when none was sent.
 func (w *getWork) serve(ctx context.Context) error {
-	for i := range w.admitted {
-		w.got.Blocks[i].Status = StatusOK
-	}
 	if w.admitted > 0 {
 		if err := w.s.srv.store.Get(ctx, w.ns, w.hashLen, w.want[:w.admitted], w.opts, w.use); err != nil && !w.sent {
 			return err
@@ -184,8 +148,7 @@ func (w *getWork) serve(ctx context.Context) error {
 		return nil
 	}
 	w.end()
-	w.out = w.got.Append(w.out[:0])
-	return w.s.send(w.s.ctx, w.id, CodeGot, w.out)
+	return w.s.send(w.s.ctx, w.id, CodeGot, w.answer())
 }
 
 const (
@@ -224,10 +187,9 @@ func (w *getWork) take(i int, p block.Payload) error {
 		if last {
 			w.end()
 			w.sent = true
-			w.out = w.got.Append(w.out[:0])
 			w.frames = append(w.frames, frame.Frame{
 				Header:  frame.Header{Type: frame.Message, Flags: uint8(CodeGot), ID: w.id},
-				Payload: w.out,
+				Payload: w.answer(),
 			})
 		}
 	}

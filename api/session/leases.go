@@ -72,14 +72,7 @@ func (s *session) release(id uint64, p []byte) error {
 	if err := m.Decode(p); err != nil {
 		return s.fail(id, err)
 	}
-	leases, err := s.beyond("leases", len(m.Leases))
-	if err != nil {
-		return s.fail(id, err)
-	}
-	grants, err := s.beyond("grants", len(m.Grants))
-	if err != nil {
-		return s.fail(id, err)
-	}
+	leases, grants := s.beyond(len(m.Leases)), s.beyond(len(m.Grants))
 	s.statuses = s.statuses[:0]
 	for _, l := range m.Leases[:len(m.Leases)-leases] {
 		err := s.leases.has(l)
@@ -112,10 +105,7 @@ func (s *session) renew(id uint64, p []byte) error {
 	if m.LeaseMS == 0 {
 		return s.fail(id, invalid("lease_ms: 0, want more"))
 	}
-	beyond, err := s.beyond("leases", len(m.Leases))
-	if err != nil {
-		return s.fail(id, err)
-	}
+	beyond := s.beyond(len(m.Leases))
 	s.statuses = s.statuses[:0]
 	for _, l := range m.Leases[:len(m.Leases)-beyond] {
 		err := s.leases.has(l)

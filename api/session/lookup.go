@@ -10,7 +10,8 @@ import (
 
 // keyed checks the flags of a request that names keys, and its namespace as namespace
 // does. It leaves in k the keys that are to be served, and says how many are beyond them:
-// those are busy.
+// those are busy. Got and Located have room for twice as many as are served, all other
+// answers for all: a key takes less in them than it does in the request.
 func (s *session) keyed(k *Keys, flags, known uint16, right access.Right) (ns *namespace, beyond int, err error) {
 	if flags&^known != 0 {
 		return nil, 0, invalid("flags: %#x, want none but %#x here", flags, known)
@@ -18,22 +19,16 @@ func (s *session) keyed(k *Keys, flags, known uint16, right access.Right) (ns *n
 	if ns, err = s.namespace(k.NS, k.Tag, right); err != nil {
 		return nil, 0, err
 	}
-	if beyond, err = s.beyond("keys", k.Len()); err != nil {
-		return nil, 0, err
-	}
+	beyond = s.beyond(k.Len())
 	k.Hashes = k.Hashes[:len(k.Hashes)-beyond*int(k.HashLen)]
 	return ns, beyond, nil
 }
 
-// beyond says how many of n that a message names are more than it may, and are busy. It
-// fails when the answer could not tell so of each.
-func (s *session) beyond(field string, n int) (int, error) {
-	if n > 2*s.keys {
-		return 0, invalid("%s: %d of them, at most %d, of which %d are served", field, n, 2*s.keys, s.keys)
-	}
+// beyond says how many of n that a message names are more than it may, and are busy.
+func (s *session) beyond(n int) int {
 	n = max(0, n-s.keys)
 	s.srv.stats.busy.Add(int64(n))
-	return n, nil
+	return n
 }
 
 // namespace finds the namespace of a request, and refuses a client that has no such
@@ -115,7 +110,7 @@ func (s *session) locate(id uint64, p []byte) error {
 	if err != nil {
 		return s.fail(id, err)
 	}
-	return s.reply(id, CodeLocated, &LocatedMessage{Places: places, Busy: beyond})
+	return s.reply(id, CodeLocated, &LocatedMessage{Places: places, Busy: min(beyond, s.keys)})
 }
 
 // The progress of a prefetch is told when so many keys are done, or after so long.

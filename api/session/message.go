@@ -91,9 +91,9 @@ const (
 	// MaxKeys is how many keys, leases, grants or places of one message are served; a
 	// server may serve fewer.
 	MaxKeys = 8192
-	// maxNamed is how many one message may name: those that are not served are busy,
-	// each by itself, and the answer has room for so many.
-	maxNamed = 2 * MaxKeys
+	// maxNamed is how many one message can name. Those that are not served are busy, each
+	// by itself.
+	maxNamed = frame.MaxMessage / 8
 	// MinMessage is the least size of messages that an end may have: the largest one of
 	// a single key fits, that of a key in regions. MaxTold is the most that it may tell.
 	MinMessage = 64 << 10

@@ -224,22 +224,94 @@ func TestKeysBeyond(t *testing.T) {
 			t.Errorf("put %+v", done)
 		}
 	})
-	for _, tt := range []struct {
-		code session.Code
-		m    message
-		text string
-	}{
-		{session.CodeMatch, &session.MatchMessage{Keys: r.keys("abcab")}, "keys: 5 of them, at most 4, of which 2 are served"},
-		{session.CodeGet, &session.GetMessage{Keys: r.keys("abcab")}, "keys: 5 of them"},
-		{session.CodeRelease, &session.ReleaseMessage{Grants: make([]uint64, 5)}, "grants: 5 of them"},
-		{session.CodeRenew, &session.RenewMessage{LeaseMS: 1, Leases: make([]uint64, 5)}, "leases: 5 of them"},
-	} {
-		if err := c.answer(c.send(tt.code, tt.m), 0, nil); !errors.Is(err, block.ErrInvalid) || !strings.Contains(err.Error(), tt.text) {
-			t.Errorf("code %d: error %v, want %q", tt.code, err, tt.text)
-		}
-	}
 	if n := r.server.Stats().Busy; n < 20 {
 		t.Errorf("%d keys were counted as busy", n)
+	}
+}
+
+// TestKeysMany shows the same of messages that are as full of keys as they can be: the
+// first keys are served, and the call does not fail as a whole.
+func TestKeysMany(t *testing.T) {
+	r := newRig(t, nil, nil)
+	c := r.client()
+	c.store(r.keys("a"), []byte("hello"))
+	served := int(c.welcome.Keys)
+	full := func(head, each int) (n int, k session.Keys) {
+		n = (int(c.welcome.Message) - head) / each
+		k = r.keys("a")
+		first := k.Hashes
+		k.Hashes = make([]byte, 8*n)
+		copy(k.Hashes, first)
+		return n, k
+	}
+	ask := func(code session.Code, m message, want session.Code, into message) {
+		t.Helper()
+		if size := len(m.Append(nil)); size > int(c.welcome.Message) || size < int(c.welcome.Message)-100 {
+			t.Fatalf("a message of %d bytes, want about %d", size, c.welcome.Message)
+		}
+		if err := c.answer(c.send(code, m), want, into); err != nil {
+			t.Fatalf("code %d: %v", code, err)
+		}
+	}
+	const busy = session.StatusBusy
+	n, k := full(28, 8)
+	var matched session.MatchedMessage
+	ask(session.CodeMatch, &session.MatchMessage{Keys: k, Flags: session.FlagAll}, session.CodeMatched, &matched)
+	if len(matched.Blocks) != n || matched.Prefix != 1 || matched.Blocks[served-1].State != block.Absent || matched.Blocks[served].State != session.BusyKey || matched.Blocks[n-1].State != session.BusyKey {
+		t.Errorf("match: %d of %d keys, prefix %d", len(matched.Blocks), n, matched.Prefix)
+	}
+	blocks, got, err := c.blocks(&session.GetMessage{Keys: k})
+	if err != nil || len(got.Blocks) != 2*served || string(blocks[0]) != "hello" || got.Blocks[served-1].Reason != block.MissAbsent ||
+		got.Blocks[served].Status != busy || got.Blocks[2*served-1].Status != busy {
+		t.Errorf("get: %d keys, error %v", len(got.Blocks), err)
+	}
+	var located session.LocatedMessage
+	ask(session.CodeLocate, &session.LocateMessage{Keys: k}, session.CodeLocated, &located)
+	if len(located.Places) != served || len(located.Places[0]) != 1 || located.Busy != served {
+		t.Errorf("located %d keys, %d busy", len(located.Places), located.Busy)
+	}
+	id, told := c.send(session.CodePrefetch, &session.PrefetchMessage{Keys: k}), []session.PrefetchResult{}
+	for len(told) < n {
+		var p session.PrefetchedMessage
+		if err := c.answer(id, session.CodePrefetched, &p); err != nil || int(p.First) != len(told) || len(p.Results) == 0 {
+			t.Fatalf("prefetched %d keys from %d on behind %d, error %v", len(p.Results), p.First, len(told), err)
+		}
+		told = append(told, p.Results...)
+	}
+	if len(told) != n || told[0].Reason != block.Hit || told[served].Reason != session.BusyKey || told[n-1].Reason != session.BusyKey {
+		t.Errorf("prefetched %d of %d keys", len(told), n)
+	}
+	var pinned session.PinnedMessage
+	ask(session.CodePin, &session.PinMessage{Keys: k}, session.CodePinned, &pinned)
+	if len(pinned.Results) != n || pinned.Results[0] != session.StatusOK || pinned.Results[served] != busy || pinned.Results[n-1] != busy {
+		t.Errorf("pinned %d of %d keys", len(pinned.Results), n)
+	}
+	ids := make([]uint64, n)
+	var renewed session.RenewedMessage
+	ask(session.CodeRenew, &session.RenewMessage{LeaseMS: 1, Leases: ids}, session.CodeRenewed, &renewed)
+	if len(renewed.Results) != n || renewed.Results[0] != session.StatusLeaseExpired || renewed.Results[n-1] != busy {
+		t.Errorf("renewed %d of %d leases", len(renewed.Results), n)
+	}
+	for _, m := range []*session.ReleaseMessage{{Leases: ids}, {Grants: ids}, {Leases: ids[:n/2], Grants: ids[n/2:]}} {
+		var rel session.ReleasedMessage
+		ask(session.CodeRelease, m, session.CodeReleased, &rel)
+		if len(rel.Results) != n || rel.Results[0] != session.StatusLeaseExpired || rel.Results[n-1] != busy {
+			t.Errorf("released %d of %d", len(rel.Results), n)
+		}
+	}
+	items, k := full(40, 37)
+	var done session.PutDoneMessage
+	ask(session.CodePut, &session.PutMessage{Keys: k, Items: make([]session.PutItem, items)}, session.CodePutDone, &done)
+	if len(done.Results) != items || done.Results[0].Status != session.StatusLeaseExpired || done.Results[served].Status != busy || done.Results[items-1].Status != busy {
+		t.Errorf("put %d of %d blocks", len(done.Results), items)
+	}
+	// Each was counted, and the session goes on.
+	want := 6*(n-served) + 2*(n-served) + (n - 2*served) + (items - served)
+	if have := r.server.Stats().Busy; int(have) != want {
+		t.Errorf("%d keys were counted as busy, want %d", have, want)
+	}
+	if got, _, err := c.blocks(&session.GetMessage{Keys: r.keys("a")}); err != nil || string(got[0]) != "hello" {
+		t.Errorf("afterwards: %q, error %v", got, err)
 	}
 }
 

@@ -11,11 +11,9 @@ import (
 // regionGet answers CodeRegionGet.
 func (s *session) regionGet(id uint64, p []byte) error {
 	w := regionGets.Get().(*regionGetWork)
-	w.s, w.id = s, id
-	c, err := w.begin(p)
+	c, err := w.begin(s, id, p)
 	switch {
 	case errors.Is(err, ErrBusy):
-		s.srv.stats.busy.Add(int64(len(w.lens)))
 		err = s.reply(id, CodeGot, &w.got) // in which every key is busy
 	case err == nil || errors.Is(err, errTwice):
 		return s.spawn(id, c, err, w.run)
@@ -28,26 +26,21 @@ func (s *session) regionGet(id uint64, p []byte) error {
 
 // regionGetWork is what one get into regions needs, to be used again.
 type regionGetWork struct {
-	s     *session
-	id    uint64
-	c     *call
+	gotWork
 	m     RegionGetMessage
 	want  []block.Wanted // of the keys that are asked for
 	at    []int          // of each, its place in the message
 	segs  [][]Segment    // of each key of the message
 	room  []int64        // bytes of them; -1: they are none
-	lens  []int64        // bytes of each block, as far as they are known
 	bytes int64          // of those of want
 	parts []*regionPart  // of want, the last call's; more may be kept behind them
-	got   GotMessage
-	out   []byte
 }
 
 var regionGets = sync.Pool{New: func() any { return new(regionGetWork) }}
 
 // begin reads a request and opens its call. The bytes of p are not needed behind it.
-func (w *regionGetWork) begin(p []byte) (*call, error) {
-	s, m := w.s, &w.m
+func (w *regionGetWork) begin(s *session, id uint64, p []byte) (*call, error) {
+	m := &w.m
 	if err := m.Decode(p); err != nil {
 		return nil, err
 	}
@@ -55,42 +48,31 @@ func (w *regionGetWork) begin(p []byte) (*call, error) {
 	if err != nil {
 		return nil, err
 	}
-	n, hl := m.Len(), int(m.HashLen)
-	if ns.blockBytes == 0 {
-		if err := s.look(&m.Keys); err != nil {
-			return nil, err
-		}
+	if err := w.expect(s, id, &m.Keys, ns, beyond); err != nil {
+		return nil, err
 	}
-	w.want, w.at, w.bytes = w.want[:0], w.at[:0], 0
-	w.segs, w.room, w.lens, w.got.Blocks = m.split(w.segs[:0]), sized(w.room, n), sized(w.lens, n), sized(w.got.Blocks, n+beyond)
-	w.got.Lease, w.got.LeaseMS = 0, 0
-	for i := range w.got.Blocks {
-		w.got.Blocks[i] = GotBlock{Status: StatusBusy, Chunk: NoChunk}
-	}
-	for i := range n {
-		if w.lens[i] = ns.blockBytes; w.lens[i] == 0 {
-			w.lens[i] = int64(s.found.Blocks[i].Len)
-		}
+	w.segs, w.room = m.split(w.segs[:0]), sized(w.room, len(w.lens))
+	for i := range w.room {
 		if w.room[i], err = s.regions.check(w.segs[i], true); err != nil {
 			w.room[i], w.lens[i] = -1, 0
 		}
 	}
-	if w.c, err = s.open(w.id, m.Deadline); err != nil {
+	c, err := w.open(m.Deadline)
+	if err != nil {
 		return nil, err
 	}
-	admitted := w.c.admit(w.lens, s.bytes)
-	s.srv.stats.busy.Add(int64(n - admitted))
-	for i := range admitted {
+	w.want, w.at, w.bytes = w.want[:0], w.at[:0], 0
+	hl := int(m.HashLen)
+	for i := range w.admitted {
 		if w.room[i] < 0 {
 			w.got.Blocks[i].Status = StatusInvalid
 			continue
 		}
-		w.got.Blocks[i].Status = StatusOK
 		one := block.Wanted{}
 		copy(one.Hash[:], m.Hashes[i*hl:(i+1)*hl])
 		w.want, w.at, w.bytes = append(w.want, one), append(w.at, i), w.bytes+w.lens[i]
 	}
-	return w.c, nil
+	return c, nil
 }
 
 // split is the segments of each key.
@@ -109,8 +91,7 @@ func (w *regionGetWork) run(c *call) error {
 		return err
 	}
 	c.end()
-	w.out = w.got.Append(w.out[:0])
-	return w.s.send(w.s.ctx, w.id, CodeGot, w.out)
+	return w.s.send(w.s.ctx, w.id, CodeGot, w.answer())
 }
 
 // moveAll gets the blocks, many of them by several goroutines: the store hands the blocks

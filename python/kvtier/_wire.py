@@ -57,7 +57,7 @@ FEATURE_SHARED = 1
 FEATURE_REGIONS = 2
 
 MAX_KEYS = 8192  # of one message that are served
-MAX_NAMED = 2 * MAX_KEYS  # and that it may name
+MAX_NAMED = MAX_MESSAGE // 8  # and that it can name
 MAX_BLOCK = 8 << 20
 MAX_TEXT = 4096
 MAX_REGIONS = 64
@@ -503,7 +503,7 @@ def read_put_done(p: Bytes) -> PutDone:
 def read_statuses(p: Bytes) -> List[int]:
     """Released, Renewed and Pinned."""
     r = _Reader(p, "results")
-    n = r.count(2, 2 * MAX_NAMED)
+    n = r.count(2, MAX_NAMED)
     out = [r.number(2) for _ in range(n)]
     r.end()
     return out
