@@ -98,6 +98,7 @@ type Client struct {
 		quiet chan struct{}
 	}
 	grants  grants
+	joined  joined
 	later   later
 	landing *pending // whose frame is being read; the reader's own
 

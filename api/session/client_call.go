@@ -30,6 +30,7 @@ type pending struct {
 	stream func(p []byte) (more bool, err error)
 	done   chan struct{} // one token when the call is over
 	err    error
+	bytes  int64 // that it counts as in flight
 
 	held  bool          // by the reader; guarded by the client's lock
 	quiet chan struct{} // closed when the reader lets go, if its caller waits
@@ -54,9 +55,9 @@ func (k *pending) finish(err error) {
 	k.done <- struct{}{}
 }
 
-// begin waits until the session allows one more call and makes its record, to be
-// given back by release.
-func (c *Client) begin(ctx context.Context) (*pending, error) {
+// begin waits until the session allows one more call, and so many more bytes of gets and
+// region puts in flight, and makes the call's record, to be given back by release.
+func (c *Client) begin(ctx context.Context, bytes int64) (*pending, error) {
 	select {
 	case c.slots <- struct{}{}:
 	default:
@@ -68,8 +69,14 @@ func (c *Client) begin(ctx context.Context) (*pending, error) {
 			return nil, c.Err()
 		}
 	}
+	if bytes > 0 { // none would wait behind others, too
+		if err := c.flight.Acquire(ctx, bytes); err != nil {
+			<-c.slots
+			return nil, err
+		}
+	}
 	k := c.records.Get().(*pending)
-	k.err, k.stream = nil, nil
+	k.err, k.stream, k.bytes = nil, nil, bytes
 	return k, nil
 }
 
@@ -77,6 +84,9 @@ func (c *Client) begin(ctx context.Context) (*pending, error) {
 func (c *Client) release(k *pending) {
 	k.gathering.clear()
 	clear(k.frames)
+	if k.bytes > 0 {
+		c.flight.Release(k.bytes)
+	}
 	c.records.Put(k)
 	<-c.slots
 }

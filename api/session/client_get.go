@@ -86,15 +86,11 @@ func (c *Client) getWindow(items []GetItem) (n int, bytes int64) {
 // getPart does what one message can name. What was to be copied by this side and
 // could not be is asked for again, to be sent.
 func (c *Client) getPart(ctx context.Context, ns *Namespace, items []GetItem, bytes int64, o block.GetOptions, res []GetResult) error {
-	k, err := c.begin(ctx)
+	k, err := c.begin(ctx, bytes)
 	if err != nil {
 		return err
 	}
 	defer c.release(k)
-	if err := c.flight.Acquire(ctx, bytes); err != nil {
-		return err
-	}
-	defer c.flight.Release(bytes)
 	c.counts.gets.Add(int64(len(items)))
 	var flags uint16
 	if c.memory != nil && !o.NoPromote {

@@ -10,9 +10,9 @@ import (
 )
 
 // Match looks keys up, root first. hashes are packed, ns.HashLen bytes each. It fills
-// res, reusing its slice. What it leases belongs to this session and ends with it. More
-// keys than one message takes are looked up in several, but not with a lease:
-// ErrInvalid.
+// res, reusing its slice. More keys than one message takes are looked up in several, up to
+// the first that has a gap, unless o wants all. What it leases, as one, belongs to this
+// session and ends with it.
 func (c *Client) Match(ctx context.Context, ns Namespace, hashes []byte, o block.MatchOptions, res *block.MatchResult) error {
 	*res = block.MatchResult{Blocks: res.Blocks[:0]}
 	if err := ns.check(); err != nil {
@@ -21,38 +21,56 @@ func (c *Client) Match(ctx context.Context, ns Namespace, hashes []byte, o block
 	if len(hashes)%ns.HashLen != 0 {
 		return fmt.Errorf("match: %w", invalid("hashes: %d bytes are not a multiple of %d", len(hashes), ns.HashLen))
 	}
-	most := int(c.welcome.Keys) * ns.HashLen
-	if o.Lease > 0 && len(hashes) > most {
-		return fmt.Errorf("match: %w", invalid("hashes: %d keys to lease, at most %d", len(hashes)/ns.HashLen, c.welcome.Keys))
-	}
-	k, err := c.begin(ctx)
+	k, err := c.begin(ctx, 0)
 	if err != nil {
 		return c.fail("match", err)
 	}
 	defer c.release(k)
+	leases, err := c.matchAll(ctx, k, &ns, hashes, o, res)
+	if err == nil && len(leases) > 1 {
+		// The first ones have run for a while: now all have as long as is wanted.
+		if err = c.renewAll(ctx, k, "match", leases, o.Lease); err == nil {
+			res.Lease.Left = o.Lease
+			c.joined.add(leases, o.Lease)
+		}
+	}
+	if err != nil {
+		res.Lease = block.Lease{}
+		c.giveBackLeases(leases)
+		return c.fail("match", err)
+	}
+	return nil
+}
+
+// matchAll looks one part of the keys up after another, and returns what was leased of
+// each.
+func (c *Client) matchAll(ctx context.Context, k *pending, ns *Namespace, hashes []byte, o block.MatchOptions, res *block.MatchResult) (leases []uint64, err error) {
+	most := int(c.welcome.Keys) * ns.HashLen
 	for unbroken := true; len(hashes) > 0; {
 		part := hashes[:min(len(hashes), most)]
-		if err := c.matchPart(ctx, k, &ns, part, o); err != nil {
-			return c.fail("match", err)
+		if err := c.matchPart(ctx, k, ns, part, o); err != nil {
+			return leases, err
 		}
 		m := &k.matched
+		if m.Lease != 0 {
+			leases = append(leases, m.Lease)
+			res.Lease.ID, res.Lease.Left = leases[0], time.Duration(m.LeaseMS)*time.Millisecond
+			res.Lease.Count += int(m.Leased)
+		}
 		if n := len(part) / ns.HashLen; len(m.Blocks) > n || o.All && len(m.Blocks) < n || int(m.Prefix) > n {
-			return c.fail("match", c.giveUp("server answered %d of %d keys, a prefix of %d", len(m.Blocks), n, m.Prefix))
+			return leases, c.giveUp("server answered %d of %d keys, a prefix of %d", len(m.Blocks), n, m.Prefix)
 		}
 		res.Blocks = append(res.Blocks, m.Blocks...)
 		if unbroken {
 			res.Prefix += int(m.Prefix)
 			unbroken = int(m.Prefix) == len(part)/ns.HashLen
 		}
-		if m.Lease != 0 {
-			res.Lease = block.Lease{ID: m.Lease, Left: time.Duration(m.LeaseMS) * time.Millisecond, Count: int(m.Leased)}
-		}
 		if !unbroken && !o.All {
 			break
 		}
 		hashes = hashes[len(part):]
 	}
-	return nil
+	return leases, nil
 }
 
 func (c *Client) matchPart(ctx context.Context, k *pending, ns *Namespace, part []byte, o block.MatchOptions) error {
@@ -95,37 +113,12 @@ func (c *Client) Locate(ctx context.Context, ns Namespace, hashes []byte) ([][]b
 
 // once is a call that needs no record of its caller's.
 func (c *Client) once(ctx context.Context, code Code, m message, want Code, reply message) error {
-	k, err := c.begin(ctx)
+	k, err := c.begin(ctx, 0)
 	if err != nil {
 		return err
 	}
 	defer c.release(k)
 	return c.trip(ctx, k, code, m, want, reply)
-}
-
-// Renew lets a lease of this session run for d from now. ErrLeaseExpired.
-func (c *Client) Renew(ctx context.Context, lease uint64, d time.Duration) error {
-	var r RenewedMessage
-	err := c.once(ctx, CodeRenew, &RenewMessage{LeaseMS: roundMillis(d), Leases: []uint64{lease}}, CodeRenewed, &r)
-	return c.outcome(fmt.Sprintf("renew lease %d", lease), r.Results, err)
-}
-
-// Release ends a lease of this session. ErrLeaseExpired when it has ended already.
-func (c *Client) Release(ctx context.Context, lease uint64) error {
-	var r ReleasedMessage
-	err := c.once(ctx, CodeRelease, &ReleaseMessage{Leases: []uint64{lease}}, CodeReleased, &r)
-	return c.outcome(fmt.Sprintf("release lease %d", lease), r.Results, err)
-}
-
-// outcome is that of the only one of a call.
-func (c *Client) outcome(verb string, results []Status, err error) error {
-	switch {
-	case err != nil:
-		return c.fail(verb, err)
-	case len(results) != 1:
-		return c.fail(verb, c.giveUp("server answered %d leases of one", len(results)))
-	}
-	return results[0].Err(verb + ": " + results[0].String())
 }
 
 // Prefetch brings blocks up to G2, root first, and calls progress (nil: not wanted)

@@ -73,7 +73,7 @@ func (c *Client) Put(ctx context.Context, ns Namespace, blocks []PutBlock, o Put
 
 // putAll puts one window after another, and returns how many blocks have a result.
 func (c *Client) putAll(ctx context.Context, ns *Namespace, blocks []PutBlock, o PutOptions, res []block.CommitResult) (at int, err error) {
-	k, err := c.begin(ctx)
+	k, err := c.begin(ctx, 0)
 	if err != nil {
 		return 0, err
 	}

@@ -136,15 +136,11 @@ type regionRecord struct {
 }
 
 func (c *Client) regionGetPart(ctx context.Context, ns *Namespace, items []RegionItem, bytes int64, o block.GetOptions, res []GetResult) error {
-	k, err := c.begin(ctx)
+	k, err := c.begin(ctx, bytes)
 	if err != nil {
 		return err
 	}
 	defer c.release(k)
-	if err := c.flight.Acquire(ctx, bytes); err != nil {
-		return err
-	}
-	defer c.flight.Release(bytes)
 	c.counts.gets.Add(int64(len(items)))
 	m := &k.regionGet
 	k.packed, m.Counts, m.All = k.packed[:0], m.Counts[:0], m.All[:0]
@@ -211,15 +207,11 @@ func (c *Client) RegionPut(ctx context.Context, ns Namespace, blocks []RegionBlo
 }
 
 func (c *Client) regionPutPart(ctx context.Context, ns *Namespace, blocks []RegionBlock, bytes int64, o PutOptions, res []block.CommitResult) error {
-	k, err := c.begin(ctx)
+	k, err := c.begin(ctx, bytes)
 	if err != nil {
 		return err
 	}
 	defer c.release(k)
-	if err := c.flight.Acquire(ctx, bytes); err != nil {
-		return err
-	}
-	defer c.flight.Release(bytes)
 	c.counts.puts.Add(int64(len(blocks)))
 	m := &k.regionPut
 	k.packed, k.parents, m.HasParent, m.Counts, m.All = k.packed[:0], k.parents[:0], m.HasParent[:0], m.Counts[:0], m.All[:0]

@@ -60,7 +60,7 @@ func (q *queue[T]) take() (items []T, lost int64, last T) {
 // whether more follow and puts a token into some; deliver then hands them to the
 // caller, on its goroutine.
 func (c *Client) follow(ctx context.Context, code Code, m message, want Code, stream func(p []byte) (bool, error), some <-chan struct{}, deliver func() error) error {
-	k, err := c.begin(ctx)
+	k, err := c.begin(ctx, 0)
 	if err != nil {
 		return err
 	}

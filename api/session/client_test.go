@@ -332,9 +332,6 @@ func TestClientMatchAndLeases(t *testing.T) {
 	if err := c.Match(t.Context(), ns, packedFrom(0, 20_000), block.MatchOptions{}, &res); err != nil || res.Prefix != 2 || len(res.Blocks) > 3 {
 		t.Errorf("%d blocks, prefix %d, %v", len(res.Blocks), res.Prefix, err)
 	}
-	if err := c.Match(t.Context(), ns, packedFrom(0, 20_000), block.MatchOptions{Lease: time.Second}, &res); !errors.Is(err, block.ErrInvalid) {
-		t.Errorf("a lease on too many: %v", err)
-	}
 	places, err := c.Locate(t.Context(), ns, packedFrom(0, 3))
 	if err != nil || len(places) != 3 || len(places[0]) == 0 || places[0][0].Len != 10 || len(places[2]) != 0 {
 		t.Errorf("%v, %v", places, err)
@@ -351,6 +348,66 @@ func TestClientMatchAndLeases(t *testing.T) {
 	if err := c.Prefetch(t.Context(), ns, packedFrom(0, 4), func(block.Progress) error { return stop }); !errors.Is(err, stop) {
 		t.Errorf("%v", err)
 	}
+}
+
+// TestClientMatchLeasesMany shows that a match of more keys than one message takes leases
+// them as one, up to the first message with a gap unless all are wanted, and that what it
+// leased is given back as a whole, also when it fails.
+func TestClientMatchLeasesMany(t *testing.T) {
+	r := newRig(t, nil, &session.ServerOptions{Keys: 4, Leases: 6})
+	c := r.open("tcp", nil)
+	ns := r.handle()
+	sizes := map[int]int{}
+	for i := range 30 {
+		if i != 21 {
+			sizes[i] = 10 + i
+		}
+	}
+	putBlocks(t, c, ns, sizes)
+	match := func(o block.MatchOptions) (res block.MatchResult, err error) {
+		t.Helper()
+		err = c.Match(t.Context(), ns, packedFrom(0, 30), o, &res)
+		return res, err
+	}
+	leases := func() int64 { return r.store.Stats().Leases }
+	res, err := match(block.MatchOptions{Lease: time.Minute})
+	if err != nil || res.Prefix != 21 || len(res.Blocks) != 22 || res.Lease.Count != 21 || res.Lease.Left != time.Minute {
+		t.Fatalf("%+v, error %v", res, err)
+	}
+	if n := leases(); n != 6 {
+		t.Errorf("%d leases, want one for each of 6 messages", n)
+	}
+	if err := c.Renew(t.Context(), res.Lease.ID, time.Hour); err != nil {
+		t.Error(err)
+	}
+	// There is no room for more, so that a match fails in the end, and holds nothing.
+	if res, err := match(block.MatchOptions{Lease: time.Minute}); !errors.Is(err, session.ErrBusy) || res.Lease.ID != 0 {
+		t.Errorf("beyond the leases of the session: %+v, error %v", res.Lease, err)
+	}
+	if err := c.Release(t.Context(), res.Lease.ID); err != nil {
+		t.Error(err)
+	}
+	if n := leases(); n != 0 {
+		t.Errorf("%d leases are left", n)
+	}
+	if err := c.Release(t.Context(), res.Lease.ID); !errors.Is(err, block.ErrLeaseExpired) {
+		t.Errorf("released twice: %v", err)
+	}
+	if _, err := match(block.MatchOptions{All: true, Lease: time.Minute}); !errors.Is(err, session.ErrBusy) {
+		t.Errorf("8 messages for 6 leases: error %v", err)
+	}
+	r.await("the leases of a match that failed", func() bool { return leases() == 0 })
+	// A lease of which a part has run out is none.
+	if res, err = match(block.MatchOptions{Lease: time.Minute}); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.store.ReleaseLease(res.Lease.ID); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Renew(t.Context(), res.Lease.ID, time.Minute); !errors.Is(err, block.ErrLeaseExpired) {
+		t.Errorf("without its first part: %v", err)
+	}
+	r.await("the other parts", func() bool { return leases() == 0 })
 }
 
 func TestClientWatch(t *testing.T) {
