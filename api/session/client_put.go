@@ -345,13 +345,18 @@ func (c *Client) commit(ctx context.Context, k *pending, ns *Namespace, blocks [
 	return c.wait(ctx, k, c.sendPut(ctx, k, ns, blocks, o))
 }
 
-// sendAhead is how much is sent before it is hashed: while the server is busy with it,
-// and as long as it is in the cache.
-const sendAhead = 2 * frame.MaxData
+const (
+	// sendAhead is how much is sent before it is hashed: while the server is busy with it,
+	// and as long as it is in the cache.
+	sendAhead = 2 * frame.MaxData
+	// sendJoined is how much goes in one write with the message behind it, hashed before: of
+	// more than that the server has not taken all when the message comes, so that a write of
+	// its own costs less than it saves: store.put.1MiB.c1 of kvtier bench was faster by 7 to
+	// 22 %, with a tenth less of the processors, than with the last frame hashed first.
+	sendJoined = 64 << 10
+)
 
-// sendPut sends what must be sent and the message behind it. The last frame goes in one
-// write with the message, so that the server need not be woken once more for that;
-// what is before it is hashed behind its sending, while the server takes it.
+// sendPut sends what must be sent and the message behind it.
 func (c *Client) sendPut(ctx context.Context, k *pending, ns *Namespace, blocks []PutBlock, o PutOptions) (err error) {
 	k.items, k.packed, k.parents = k.items[:0], k.packed[:0], k.parents[:0]
 	var t told
@@ -363,11 +368,14 @@ func (c *Client) sendPut(ctx context.Context, k *pending, ns *Namespace, blocks 
 	}()
 	sums := sentSums{blocks: blocks, uses: k.uses}
 	defer sums.drop()
-	ahead, done, queued := -frame.MaxData, 0, 0 // bytes: of what is before the last frame, of what is queued or sent, and queued
-	for i := range blocks {
-		if k.uses[i].mem == nil {
-			ahead += len(blocks[i].Bytes)
+	queued := 0                      // bytes
+	flush := func(i, at int) error { // up to there
+		if err := c.conn.Send(ctx, k.frames...); err != nil {
+			return err
 		}
+		k.frames, k.out, queued = k.frames[:0], k.out[:0], 0
+		sums.upTo(k.items, i, at)
+		return nil
 	}
 	for i := range blocks {
 		b, g := &blocks[i], &k.uses[i]
@@ -384,24 +392,24 @@ func (c *Client) sendPut(ctx context.Context, k *pending, ns *Namespace, blocks 
 		}
 		for at := 0; at < len(b.Bytes); {
 			n := min(sendAhead-queued, len(b.Bytes)-at)
-			if done < ahead {
-				n = min(n, ahead-done)
-			}
 			k.frames = append(k.frames, frame.Frame{
 				Header: frame.Header{Type: frame.Data, ID: k.id, Token: g.id, Offset: uint64(at)}, Payload: b.Bytes[at:][:n],
 			})
-			at, done, queued = at+n, done+n, queued+n
-			if done > ahead || done < ahead && queued < sendAhead {
-				continue
+			at, queued = at+n, queued+n
+			if queued == sendAhead {
+				if err := flush(i, at); err != nil {
+					return err
+				}
 			}
-			if err := c.conn.Send(ctx, k.frames...); err != nil {
-				return err
-			}
-			k.frames, k.out, queued = k.frames[:0], k.out[:0], 0
-			sums.upTo(k.items, i, at)
 		}
 	}
-	sums.upTo(k.items, len(blocks)-1, len(blocks[len(blocks)-1].Bytes))
+	last := len(blocks) - 1
+	if queued > sendJoined {
+		if err := flush(last, len(blocks[last].Bytes)); err != nil {
+			return err
+		}
+	}
+	sums.upTo(k.items, last, len(blocks[last].Bytes))
 	m := &k.put
 	*m = PutMessage{Keys: ns.keys(k.packed), Class: o.Class, Durable: o.Durable, TTLMS: ttlMillis(o.TTL), Deadline: millisLeft(ctx), Items: k.items}
 	if slices.ContainsFunc(blocks, func(b PutBlock) bool { return b.HasParent }) {
