@@ -109,6 +109,79 @@ func TestNoSession(t *testing.T) {
 	}
 }
 
+// TestManyKeys shows that a call may name any number of keys, whichever way it goes.
+func TestManyKeys(t *testing.T) {
+	st := memstore.New(nil)
+	addr := serveStore(t, st, "tcp", "127.0.0.1:0", &api.ServerOptions{Sessions: &api.SessionPlaces{Address: serveSessions(t, st)}}).String()
+	const there, all = api.MaxMatchKeys + 100, api.MaxMatchKeys + 200
+	var hashes []block.Hash
+	var items []api.PutItem
+	for i := range all {
+		hashes = append(hashes, block.Hash{byte(i), byte(i >> 8), byte(i >> 16), 1})
+		if i < there {
+			items = append(items, api.PutItem{Hash: hashes[i], Data: []byte{byte(i), byte(i >> 8)}})
+		}
+	}
+	for _, inline := range []bool{false, true} {
+		c, err := api.Dial(t.Context(), addr, &api.ClientOptions{Inline: inline})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		ns, err := c.OpenNamespace(t.Context(), block.Descriptor{Name: "many", MaxBlockBytes: 2}, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ns.HashLen = 8
+		if !inline {
+			res, err := c.Put(t.Context(), ns, items, api.PutOptions{})
+			if err != nil || res[there-1].Err != nil {
+				t.Fatal(err, res[there-1].Err)
+			}
+		}
+		if way := c.SessionInfo().Way; (way == api.WayGRPC) != inline {
+			t.Fatalf("inline %v: %s", inline, way)
+		}
+		for _, all := range []bool{false, true} {
+			want := len(hashes)
+			if !all {
+				want = there + 1
+			}
+			m, err := c.Match(t.Context(), ns, hashes, block.MatchOptions{All: all})
+			if err != nil || m.Prefix != there || len(m.Blocks) != want || m.Blocks[there-1].State != block.Resident || m.Blocks[there].State != block.Absent {
+				t.Errorf("inline %v: match with all %v: %d of %d keys, prefix %d, error %v", inline, all, len(m.Blocks), want, m.Prefix, err)
+			}
+		}
+		// The first message ends with a gap.
+		hashes[api.MaxMatchKeys-1], hashes[there] = hashes[there], hashes[api.MaxMatchKeys-1]
+		for _, all := range []bool{false, true} {
+			want := len(hashes)
+			if !all {
+				want = api.MaxMatchKeys
+			}
+			if m, err := c.Match(t.Context(), ns, hashes, block.MatchOptions{All: all}); err != nil || m.Prefix != api.MaxMatchKeys-1 || len(m.Blocks) != want {
+				t.Errorf("inline %v: match with all %v and a gap: %d of %d keys, prefix %d, error %v", inline, all, len(m.Blocks), want, m.Prefix, err)
+			}
+		}
+		hashes[api.MaxMatchKeys-1], hashes[there] = hashes[there], hashes[api.MaxMatchKeys-1]
+		var want []block.Wanted
+		for i := range 2*api.MaxKeys + 5 {
+			want = append(want, block.Wanted{Hash: hashes[i*7]})
+		}
+		next := 0
+		err = c.Get(t.Context(), ns, want, block.GetOptions{}, func(i int, p block.Payload) error {
+			if k := i * 7; i != next || p.Reason != block.Hit || !bytes.Equal(p.Bytes, []byte{byte(k), byte(k >> 8)}) {
+				t.Fatalf("inline %v: get: key %d behind %d: %v with %x", inline, i, next, p.Reason, p.Bytes)
+			}
+			next++
+			return nil
+		})
+		if err != nil || next != len(want) {
+			t.Errorf("inline %v: get: %d keys, error %v", inline, next, err)
+		}
+	}
+}
+
 // serveSessions serves sessions of a store over TCP until the test ends.
 func serveSessions(t *testing.T, s session.Store) string {
 	t.Helper()

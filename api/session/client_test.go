@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -95,7 +96,7 @@ func putBlocks(t *testing.T, c *session.Client, ns session.Namespace, sizes map[
 
 // Blocks of many lengths, around all borders that there are, come back as they were.
 func TestClientRoundTrip(t *testing.T) {
-	sizes := []int{1, 7, 4095, 4096, 65536, 262143, 262144, 262145, 524288, 1<<20 + 1, 4 << 20}
+	sizes := []int{1, 7, 4095, 4096, 65536, 65537, 262143, 262144, 262145, 524288, 589824, 589825, 1<<20 + 1, 4 << 20}
 	for _, way := range ways {
 		t.Run(way.name, func(t *testing.T) {
 			r := newRig(t, &memstore.Options{Capacity: 256 << 20, Shared: 256 << 20}, nil)
@@ -114,9 +115,13 @@ func TestClientRoundTrip(t *testing.T) {
 					blocks = append(blocks, b)
 				}
 				for _, want := range []block.PutStatus{block.Stored, block.Exists} {
-					res, err := c.Put(t.Context(), ns, blocks, session.PutOptions{})
-					if err != nil {
-						t.Fatal(err)
+					var res []block.CommitResult
+					for part := range slices.Chunk(blocks, []int{len(blocks), 1}[round]) {
+						one, err := c.Put(t.Context(), ns, part, session.PutOptions{})
+						if err != nil {
+							t.Fatal(err)
+						}
+						res = append(res, one...)
 					}
 					for i := range res {
 						if res[i].Err != nil || res[i].Status != want {
