@@ -145,3 +145,18 @@ func FuzzRecords(f *testing.F) {
 		}
 	})
 }
+
+// FuzzNames parses any key of an object; what is accepted is written again as it came.
+func FuzzNames(f *testing.F) {
+	f.Add(NameOf("c-1", sampleFooter(16)).String())
+	f.Add(TombstonesKey("c-1", 1<<60, ID{1, 15: 2}))
+	f.Add(NamespaceKey("c-1", [32]byte{1}))
+	f.Fuzz(func(t *testing.T, key string) {
+		if n, err := ParseName(key); err == nil && n.String() != key || err != nil && !errors.Is(err, block.ErrInvalid) {
+			t.Errorf("%q is parsed as %v, %v", key, n, err)
+		}
+		if cluster, stamp, id, err := ParseTombstonesKey(key); err == nil && TombstonesKey(cluster, stamp, id) != key || err != nil && !errors.Is(err, block.ErrInvalid) {
+			t.Errorf("%q is parsed as tombstones of %q, %v", key, cluster, err)
+		}
+	})
+}
