@@ -246,6 +246,7 @@ func statsToPB(s block.Stats) *pb.StatsResponse {
 			p.Devices = append(p.Devices, &pb.DeviceStats{
 				Path: d.Path, Id: d.ID, Bytes: d.Bytes, FreeOnFs: d.FreeOnFS, Engine: d.Engine, State: d.State,
 				PageBytes: d.PageBytes, Locked: d.Locked, Reason: d.Reason, SinceUnixMs: unixMillis(d.Since), Errors: d.Errors,
+				Quarantined: d.Quarantined,
 			})
 		}
 		out.Tiers = append(out.Tiers, p)
@@ -283,7 +284,8 @@ func statsFromPB(s *pb.StatsResponse) block.Stats {
 		for _, d := range t.GetDevices() {
 			b.Devices = append(b.Devices, block.DeviceStats{
 				Path: d.GetPath(), ID: d.GetId(), Bytes: d.GetBytes(), FreeOnFS: d.GetFreeOnFs(), Engine: d.GetEngine(),
-				State: d.GetState(), PageBytes: d.GetPageBytes(), Locked: d.GetLocked(),
+				Quarantined: d.GetQuarantined(),
+				State:       d.GetState(), PageBytes: d.GetPageBytes(), Locked: d.GetLocked(),
 				Reason: d.GetReason(), Since: fromUnixMillis(d.GetSinceUnixMs()), Errors: d.GetErrors(),
 			})
 		}

@@ -23,6 +23,7 @@ var ErrVersion = errors.New("unknown format version")
 //	n namespace(4)         namespace
 //	d digest(32)           namespace that was dropped, by the digest of its descriptor
 //	s number(2)            SlabRecord
+//	t                      there are Tombstones
 //	b namespace(4) hash    Record; the hash with as many bytes as count
 //	k number(2)            BucketRecord
 //	o number(8)            ObjectRecord
@@ -37,6 +38,7 @@ const (
 	kindSpace   = 'n'
 	kindDropped = 'd'
 	kindSlab    = 's'
+	kindTombs   = 't'
 	kindBlock   = 'b'
 	kindBucket  = 'k'
 	kindObject  = 'o'
@@ -49,14 +51,16 @@ const (
 // Versions of the values. catalogVersion covers the keys, which values there are,
 // and the flags in them. Version 1 of the catalog knew neither ScrubRecord, nor
 // Record.Pinned, nor Clean, which its meta record, of version 1 too, does not
-// have; version 2 had no buckets, objects and blocks in them. Both are read, and become
-// version 3 when they are opened for writing.
+// have; version 2 had no buckets, objects and blocks in them; version 3 neither
+// SlabRecord.Unswept nor 't'. All are read, and become version 4 when they are opened
+// for writing.
 const (
-	catalogVersion = 3
+	catalogVersion = 4
 	metaVersion    = 2
 	scrubVersion   = 1
 	spaceVersion   = 1
 	slabVersion    = 1
+	tombsVersion   = 1
 	recordVersion  = 1
 	bucketVersion  = 1
 	objectVersion  = 1
@@ -201,11 +205,13 @@ type SlabRecord struct {
 	ExtentBytes int64
 	Device      bool // a block device, not a regular file
 	Retired     bool // no longer in use; its number is not given again
+	Unswept     bool // it may have headers of dead blocks although the store has ended in order
 }
 
 const (
 	flagDevice  = 1
 	flagRetired = 2
+	flagUnswept = 4
 )
 
 func slabKey(number uint16) []byte { return binary.BigEndian.AppendUint16([]byte{kindSlab}, number) }
@@ -219,6 +225,9 @@ func (s *SlabRecord) encode() (key, value []byte) {
 	if s.Retired {
 		b[1] |= flagRetired
 	}
+	if s.Unswept {
+		b[1] |= flagUnswept
+	}
 	b = append(b, s.ID[:]...)
 	b = binary.LittleEndian.AppendUint64(b, uint64(s.Bytes))
 	b = binary.LittleEndian.AppendUint64(b, uint64(s.ExtentBytes))
@@ -231,7 +240,7 @@ func (s *SlabRecord) decode(key, value []byte) error {
 	if err != nil {
 		return err
 	}
-	if len(key) != 3 || key[0] != kindSlab || len(body) < 34 || body[1] > flagDevice|flagRetired {
+	if len(key) != 3 || key[0] != kindSlab || len(body) < 34 || body[1] > flagDevice|flagRetired|flagUnswept {
 		return fmt.Errorf("slab record %x: %w: value of %d bytes", key, block.ErrCorrupt, len(value))
 	}
 	*s = SlabRecord{
@@ -242,8 +251,22 @@ func (s *SlabRecord) decode(key, value []byte) error {
 		Path:        string(body[34:]),
 		Device:      body[1]&flagDevice != 0,
 		Retired:     body[1]&flagRetired != 0,
+		Unswept:     body[1]&flagUnswept != 0,
 	}
 	return nil
+}
+
+// tombsKey leads to a record that says no more than that it is there.
+var tombsKey = []byte{kindTombs}
+
+func encodeTombsRecord() []byte { return seal(tombsKey, []byte{tombsVersion}) }
+
+func decodeTombsRecord(key, value []byte) error {
+	body, err := open("record of tombstones", key, value, tombsVersion)
+	if err == nil && (len(key) != 1 || len(body) != 1) {
+		err = fmt.Errorf("record of tombstones: %w: value of %d bytes", block.ErrCorrupt, len(value))
+	}
+	return err
 }
 
 func spaceKey(id block.NamespaceID) []byte {

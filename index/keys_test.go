@@ -100,6 +100,12 @@ func TestGolden(t *testing.T) {
 	line("meta of version 1", metaKey, m.encode())
 	m.Catalog, m.Clean = 2, true
 	line("meta of version 2", metaKey, m.encode())
+	m.Catalog, m.Clean = 3, true
+	line("meta of version 3", metaKey, m.encode())
+	s.Unswept = true
+	key, value = s.encode()
+	line("slab unswept", key, value)
+	line("tombstones", tombsKey, encodeTombsRecord())
 	for _, parent := range []bool{false, true} {
 		r := sampleRecord(8, parent)
 		r.Pinned = true
@@ -298,6 +304,7 @@ func FuzzOtherValues(f *testing.F) {
 	f.Add(grave, encodeSpace(grave, &n))
 	key, value := s.encode()
 	f.Add(key, value)
+	f.Add(tombsKey, encodeTombsRecord())
 	f.Add(metaKey, m.encode())
 	m.Catalog = 1
 	f.Add(metaKey, m.encode())
@@ -319,6 +326,9 @@ func FuzzOtherValues(f *testing.F) {
 			var m meta
 			if m.decode(v) == nil && !bytes.Equal(m.encode(), v) {
 				t.Errorf("meta %x is encoded otherwise", v)
+			}
+			if decodeTombsRecord(key, v) == nil && !bytes.Equal(encodeTombsRecord(), v) && bytes.Equal(key, tombsKey) {
+				t.Errorf("record of tombstones %x is encoded otherwise", v)
 			}
 			var c ScrubRecord
 			if c.decode(v) == nil && !bytes.Equal(c.encode(), v) {

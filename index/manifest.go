@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"path/filepath"
+	"slices"
 
 	"github.com/cespare/xxhash/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -25,6 +26,9 @@ type Manifest struct {
 	NextSpace block.NamespaceID
 	Spaces    []ManifestSpace
 	Slabs     []SlabRecord
+	// Tombstones: there are some, in a file of their own, and without it a repair
+	// would not know of all that is dead.
+	Tombstones bool
 }
 
 // ManifestSpace is a namespace, or one that was dropped: then its ID is the last
@@ -42,11 +46,13 @@ func ManifestPath(catalogDir string) string { return filepath.Clean(catalogDir) 
 //	magic(8) version(4) store(16) boot(4) next namespace(4)
 //	records, in the order of their keys:
 //	  key length(4) key value length(4) value, both as in the catalog:
-//	  namespaces that were dropped, namespaces, slabs
+//	  namespaces that were dropped, namespaces, slabs, the one of the tombstones
 //	checksum(8), the xxhash64 of all before it
+//
+// Version 1, which is read too, has neither the last nor SlabRecord.Unswept.
 const (
 	manifestMagic   = "kvtierMF"
-	manifestVersion = 1
+	manifestVersion = 2
 	manifestFixed   = len(manifestMagic) + 4 + 16 + 4 + 4
 
 	// maxManifest is far more than a store comes to have, and fits into memory.
@@ -67,6 +73,9 @@ func (m *Manifest) encode() []byte {
 	for i := range m.Slabs {
 		key, value := m.Slabs[i].encode()
 		b = appendSized(appendSized(b, key), value)
+	}
+	if m.Tombstones {
+		b = appendSized(appendSized(b, tombsKey), encodeTombsRecord())
 	}
 	return binary.LittleEndian.AppendUint64(b, xxhash.Sum64(b))
 }
@@ -99,8 +108,9 @@ func (m *Manifest) decode(b []byte) error {
 		return fmt.Errorf("%w: not a manifest", block.ErrCorrupt)
 	}
 	// The version first: another one may have another checksum.
-	if v := binary.LittleEndian.Uint32(b[len(manifestMagic):]); v != manifestVersion {
-		return fmt.Errorf("%w: %d, this program knows %d", ErrVersion, v, manifestVersion)
+	version := binary.LittleEndian.Uint32(b[len(manifestMagic):])
+	if version == 0 || version > manifestVersion {
+		return fmt.Errorf("%w: %d, this program knows up to %d", ErrVersion, version, manifestVersion)
 	}
 	end := len(b) - checksumBytes
 	if end < manifestFixed || binary.LittleEndian.Uint64(b[end:]) != xxhash.Sum64(b[:end]) {
@@ -128,6 +138,9 @@ func (m *Manifest) decode(b []byte) error {
 			return err
 		}
 	}
+	if version == 1 && (m.Tombstones || slices.ContainsFunc(m.Slabs, func(s SlabRecord) bool { return s.Unswept })) {
+		return fmt.Errorf("%w: a record that version 1 does not have", block.ErrCorrupt)
+	}
 	return nil
 }
 
@@ -143,6 +156,9 @@ func (m *Manifest) add(key, value []byte) error {
 		err := s.decode(key, value)
 		m.Slabs = append(m.Slabs, s)
 		return err
+	case len(key) > 0 && key[0] == kindTombs:
+		m.Tombstones = true
+		return decodeTombsRecord(key, value)
 	}
 	return fmt.Errorf("%w: record of unknown kind %q", block.ErrCorrupt, key)
 }
@@ -178,7 +194,7 @@ func readManifest(disk vfs.FS, path string) (m Manifest, err error) {
 
 // collect reads the records that a manifest mirrors.
 func (m *Manifest) collect(e *engine) error {
-	for _, kind := range []byte{kindDropped, kindSpace, kindSlab} {
+	for _, kind := range []byte{kindDropped, kindSpace, kindSlab, kindTombs} {
 		if err := e.each("read for the manifest", []byte{kind}, []byte{kind + 1}, m.add); err != nil {
 			return err
 		}

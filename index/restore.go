@@ -124,5 +124,8 @@ func (m *Manifest) set(b *pebble.Batch) error {
 			return err
 		}
 	}
+	if m.Tombstones {
+		return b.Set(tombsKey, encodeTombsRecord(), nil)
+	}
 	return nil
 }

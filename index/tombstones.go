@@ -32,13 +32,17 @@ type Floor struct {
 // Tombstones are for a repair: they tell it which headers on the media are of dead
 // blocks and could not be erased. They lie in a file beside the catalog and say
 // nothing that is not true for ever, since generations only grow: who loses the
-// removal of the file loses nothing. One goroutine at a time may use them.
+// removal of the file loses nothing. That there is one the catalog knows and its
+// manifest, so that its loss is noticed. One goroutine at a time may use them.
 type Tombstones struct {
 	path   string
 	disk   vfs.FS
 	store  [16]byte
 	keys   map[block.Key]uint64
 	floors map[[16]byte]uint64
+
+	known bool                   // to the catalog
+	tell  func(there bool) error // has the catalog know; nil: there is no catalog
 
 	file  vfs.File // has all of the above, and is appended to; nil: it is to be written anew
 	pages int      // of file
@@ -223,25 +227,29 @@ func zeros(b []byte) bool {
 	return true
 }
 
-// ReadTombstones reads the tombstones of a store, for who does not write them,
-// from a file of the host's file system. There are none when there is no file. It
-// fails with ErrVersion when a newer program wrote it, and with block.ErrCorrupt
-// when it is damaged or another store's.
-func ReadTombstones(path string, store [16]byte) (*Tombstones, error) {
-	return readTombstones(vfs.Default, path, store)
+// ReadTombstones reads the tombstones of the store that a manifest is of, for who
+// does not write them, from a file of the host's file system. There are none when
+// there is no file and the manifest knows of none. It fails with ErrVersion when a
+// newer program wrote it, and with block.ErrCorrupt when it is damaged, another
+// store's, or lost.
+func ReadTombstones(path string, m *Manifest) (*Tombstones, error) {
+	return readTombstones(vfs.Default, path, m.Store, m.Tombstones)
 }
 
 func newTombstones(disk vfs.FS, path string, store [16]byte) *Tombstones {
 	return &Tombstones{path: path, disk: disk, store: store, keys: map[block.Key]uint64{}, floors: map[[16]byte]uint64{}}
 }
 
-func readTombstones(disk vfs.FS, path string, store [16]byte) (*Tombstones, error) {
+func readTombstones(disk vfs.FS, path string, store [16]byte, known bool) (*Tombstones, error) {
 	t := newTombstones(disk, path, store)
+	t.known = known
 	f, err := disk.Open(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && known:
+		return nil, fmt.Errorf("read tombstones %s: %w: the file is lost", path, block.ErrCorrupt)
+	case errors.Is(err, fs.ErrNotExist):
 		return t, nil
-	}
-	if err != nil {
+	case err != nil:
 		return nil, fmt.Errorf("read tombstones %s: %w: %w", path, block.ErrUnavailable, err)
 	}
 	b, err := io.ReadAll(io.LimitReader(f, maxTombBytes+1))
@@ -263,13 +271,50 @@ func readTombstones(disk vfs.FS, path string, store [16]byte) (*Tombstones, erro
 // Tombstones reads the catalog's tombstones, with the errors of ReadTombstones.
 // They may be written as long as the catalog is open.
 func (c *Catalog) Tombstones() (*Tombstones, error) {
-	return readTombstones(c.opts.FS, TombstonesPath(c.dir), c.store)
+	known, err := c.knowsTombstones()
+	if err != nil {
+		return nil, err
+	}
+	t, err := readTombstones(c.opts.FS, TombstonesPath(c.dir), c.store, known)
+	if err != nil {
+		return nil, err
+	}
+	t.tell = c.putTombstones
+	return t, nil
 }
 
 // NewTombstones makes tombstones that stand for those that cannot be read. The old
 // file is lost when Raise is called.
 func (c *Catalog) NewTombstones() *Tombstones {
-	return newTombstones(c.opts.FS, TombstonesPath(c.dir), c.store)
+	t := newTombstones(c.opts.FS, TombstonesPath(c.dir), c.store)
+	t.tell = c.putTombstones
+	return t
+}
+
+// knowsTombstones reports whether the catalog knows that there are tombstones.
+func (c *Catalog) knowsTombstones() (bool, error) {
+	var m Manifest
+	err := c.walk("look for tombstones", []byte{kindTombs}, []byte{kindTombs + 1}, m.add)
+	return m.Tombstones, err
+}
+
+// putTombstones notes in the catalog, synced, whether there are tombstones.
+func (c *Catalog) putTombstones(there bool) error {
+	if err := c.enterWrite(); err != nil {
+		return err
+	}
+	defer c.leave()
+	c.admin.Lock()
+	defer c.admin.Unlock()
+	if there {
+		return c.putAdmin(tombsKey, encodeTombsRecord())
+	}
+	b := c.now().db.NewBatch()
+	err := b.Delete(tombsKey, nil)
+	if err == nil {
+		err = c.commitAdmin(b)
+	}
+	return err
 }
 
 // Dead reports whether a slot is dead by the tombstone of its key.
@@ -347,6 +392,10 @@ func (t *Tombstones) Clear() error {
 	clear(t.keys)
 	clear(t.floors)
 	t.drop()
+	// The catalog first: a crash then leaves a file too many, and none that is missed.
+	if err := t.note(false); err != nil {
+		return fmt.Errorf("remove tombstones %s: %w", t.path, err)
+	}
 	if err := t.disk.Remove(t.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove tombstones %s: %w", t.path, diskErr(err))
 	}
@@ -404,5 +453,23 @@ func (t *Tombstones) rewrite() error {
 		return fmt.Errorf("write tombstones %s: %w", t.path, diskErr(err))
 	}
 	t.file, t.pages = f, len(data)/tombPage
+	// The file first, for the same reason as in Clear. What is in it counts when the
+	// catalog knows of it.
+	if err := t.note(true); err != nil {
+		t.drop()
+		return fmt.Errorf("write tombstones %s: %w", t.path, err)
+	}
+	return nil
+}
+
+// note has the catalog know whether there is a file.
+func (t *Tombstones) note(there bool) error {
+	if t.tell == nil || t.known == there {
+		return nil
+	}
+	if err := t.tell(there); err != nil {
+		return err
+	}
+	t.known = there
 	return nil
 }

@@ -164,7 +164,7 @@ func FuzzTombstones(f *testing.F) {
 			if err := got.rewrite(); err != nil {
 				t.Fatal(err)
 			}
-			again, err := readTombstones(got.disk, got.path, tombStore)
+			again, err := readTombstones(got.disk, got.path, tombStore, true)
 			if err != nil || !reflect.DeepEqual(again.keys, got.keys) || !reflect.DeepEqual(again.floors, got.floors) {
 				t.Errorf("%d keys and %d floors come back as %d and %d, %v", len(got.keys), len(got.floors), len(again.keys), len(again.floors), err)
 			}
@@ -184,7 +184,7 @@ func TestTombstonesCrash(t *testing.T) {
 	defer stones.Close()
 	left := func(after string) *Tombstones {
 		t.Helper()
-		got, err := readTombstones(disk.CrashClone(vfs.CrashCloneCfg{}), TombstonesPath("cat"), c.StoreID())
+		got, err := readTombstones(disk.CrashClone(vfs.CrashCloneCfg{}), TombstonesPath("cat"), c.StoreID(), true)
 		if err != nil || !reflect.DeepEqual(got.keys, stones.keys) || !reflect.DeepEqual(got.floors, stones.floors) {
 			t.Fatalf("after %s a crash leaves %+v, %v, want %+v", after, got, err, stones)
 		}
@@ -251,7 +251,7 @@ func TestTombstonesBounded(t *testing.T) {
 			t.Fatalf("%d bytes for 7 keys", size())
 		}
 	}
-	back, err := readTombstones(disk, "t", tombStore)
+	back, err := readTombstones(disk, "t", tombStore, true)
 	if err != nil || !reflect.DeepEqual(back.keys, stones.keys) {
 		t.Fatalf("%v, %v, want %v", back, err, stones.keys)
 	}
@@ -265,7 +265,7 @@ func TestTombstonesBounded(t *testing.T) {
 	if raised, err := stones.Add(stonesOf(1<<39, MaxTombstones, 1), floor); !raised || err != nil {
 		t.Fatalf("one more: raised %v, %v", raised, err)
 	}
-	if back, err = readTombstones(disk, "t", tombStore); err != nil || back.Len() != 1 || !back.Reached(floor) || size() != tombPage {
+	if back, err = readTombstones(disk, "t", tombStore, true); err != nil || back.Len() != 1 || !back.Reached(floor) || size() != tombPage {
 		t.Errorf("%d entries, %v, in %d bytes", back.Len(), err, size())
 	}
 }
@@ -303,11 +303,82 @@ func TestTombstonesFail(t *testing.T) {
 			if _, err := stones.Add(stonesOf(1, 10*round+5, 3), nil); err != nil {
 				t.Fatal(err)
 			}
-			got, err := readTombstones(mem.CrashClone(vfs.CrashCloneCfg{}), "t", tombStore)
+			got, err := readTombstones(mem.CrashClone(vfs.CrashCloneCfg{}), "t", tombStore, true)
 			if err != nil || !reflect.DeepEqual(got.keys, stones.keys) {
 				t.Fatalf("%v, round %d: %d keys, %v, want %d", kind, round, got.Len(), err, stones.Len())
 			}
 		}
 		stones.Close()
+	}
+}
+
+// TestTombstonesLost: that there is a file the catalog knows and its manifest, so that
+// its loss is noticed; and no crash looks like one.
+func TestTombstonesLost(t *testing.T) {
+	mem := vfs.NewCrashableMem()
+	var looking atomic.Bool
+	crashes := 0
+	look := func() {
+		disk := mem.CrashClone(vfs.CrashCloneCfg{})
+		m, err := readManifest(disk, ManifestPath("cat"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := disk.Stat(TombstonesPath("cat")); m.Tombstones && err != nil {
+			t.Errorf("after a crash the manifest knows of a file: %v", err)
+		}
+		crashes++
+	}
+	disk := errorfs.Wrap(mem, errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if looking.Load() && op.Kind.ReadOrWrite() == errorfs.OpIsWrite && (strings.Contains(op.Path, "tombstones") || strings.Contains(op.Path, "manifest")) {
+			look()
+		}
+		return nil
+	}))
+	c := openCatalog(t, "cat", &CatalogOptions{FS: disk})
+	stones, err := c.Tombstones()
+	if err != nil {
+		t.Fatal(err)
+	}
+	looking.Store(true)
+	for range 2 {
+		if _, err := stones.Add(stonesOf(1, 0, 3), nil); err != nil {
+			t.Fatal(err)
+		}
+		look()
+		if _, err := stones.Add(stonesOf(1, 3, 3), nil); err != nil {
+			t.Fatal(err)
+		}
+		if err := stones.Clear(); err != nil {
+			t.Fatal(err)
+		}
+		look()
+	}
+	looking.Store(false)
+	if crashes < 12 {
+		t.Errorf("%d crashes", crashes)
+	}
+	if got, err := c.Tombstones(); err != nil || got.Len() != 0 {
+		t.Errorf("of none: %v", err)
+	}
+	if _, err := stones.Add(stonesOf(2, 0, 3), nil); err != nil {
+		t.Fatal(err)
+	}
+	stones.Close()
+	if err := mem.Remove(TombstonesPath("cat")); err != nil {
+		t.Fatal(err)
+	}
+	closeCatalog(t, c)
+	c = openCatalog(t, "cat", &CatalogOptions{FS: disk})
+	if _, err := c.Tombstones(); !errors.Is(err, block.ErrCorrupt) || !strings.Contains(err.Error(), "lost") {
+		t.Errorf("of a file that is lost: %v", err)
+	}
+	anew := c.NewTombstones()
+	defer anew.Close()
+	if err := anew.Raise([]Floor{{[16]byte{1}, 9}}); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := c.Tombstones(); err != nil || !got.Below([16]byte{1}, 9) {
+		t.Errorf("of the new file: %v", err)
 	}
 }

@@ -67,8 +67,8 @@ type committer struct {
 
 	lines   logRate
 	rounds  atomic.Int64
-	behind  atomic.Int64 // length of the backlog
-	unclean atomic.Bool  // a header may be left that should be erased
+	behind  atomic.Int64          // length of the backlog
+	unclean [maxSlabs]atomic.Bool // on the slab a header may be left that should be erased
 }
 
 // maxSlabs is how many slabs a store may have.
@@ -82,11 +82,13 @@ var errUnerased = fmt.Errorf("%w: the header on the medium could not be erased",
 // or a header to erase, or nothing but a place in the queue.
 type catalogOp struct {
 	put     *index.Record
+	trace   *trace // of a put that may have to be taken back
 	dev     int    // of G3, whose slab holds the record's slot
 	note    uint64 // Slab.Failures before the slot was written
 	rewrite bool   // the record was there before: the bytes of its slot need no flush
 	key     block.Key
-	hlen    int // of a key to drop
+	hlen    int    // of a key to drop
+	undo    *trace // of the put that the drop takes back, if it does no more than that
 	clear   *block.Namespace
 	stones  []index.Tombstone // written when they are needed
 	lifts   bool              // removes those that are not, since the sweep has ended
@@ -107,6 +109,13 @@ type catalogOp struct {
 	err    error // so far
 	failed bool  // err is the catalog's
 	again  bool  // it comes from the backlog
+}
+
+// trace is what a put has left in the catalog, for who takes it back. It is the
+// committer's.
+type trace struct {
+	tried bool          // the record may be there, also when the put failed
+	away  *index.Record // that it took the place of, of a slab that is not here; nil: none
 }
 
 // inCatalog reports whether the operation is one on the catalog or waits for it.
@@ -285,9 +294,12 @@ func (m *committer) commit(batch *index.Batch, ops []catalogOp) {
 				op.err = fmt.Errorf("commit to the catalog: %w", op.err)
 				continue
 			}
+			if op.trace != nil {
+				op.trace.tried = true
+			}
 			batch.Put(op.put)
 		case op.put == nil && op.hlen > 0:
-			batch.Drop(op.key, op.hlen)
+			op.drop(batch)
 		}
 	}
 	var err error
@@ -310,6 +322,19 @@ func (m *committer) commit(batch *index.Batch, ops []catalogOp) {
 		if op := &ops[i]; op.err == nil && op.inCatalog() {
 			op.err, op.failed = err, true
 		}
+	}
+}
+
+// drop drops the record of a key. Who takes back a put leaves the catalog as it was
+// before that: a put that failed has taken no block from a slab that is not here.
+func (op *catalogOp) drop(batch *index.Batch) {
+	switch {
+	case op.undo == nil:
+		batch.Drop(op.key, op.hlen)
+	case op.undo.away != nil:
+		batch.Put(op.undo.away)
+	case op.undo.tried:
+		batch.Drop(op.key, op.hlen)
 	}
 }
 
@@ -338,11 +363,13 @@ func (m *committer) end(op *catalogOp) {
 
 // abandon ends what is left in the backlog: it is lost as in a crash.
 func (m *committer) abandon() {
+	for i := range m.unclean {
+		m.unclean[i].Store(m.unclean[i].Load() || len(m.backlog) > 0)
+	}
 	for i := range m.backlog {
 		op := &m.backlog[i]
 		op.err = fmt.Errorf("commit: %w", block.ErrClosed)
 		op.end()
-		m.unclean.Store(true)
 	}
 	m.backlog = nil
 }
@@ -370,7 +397,7 @@ func (m *committer) invalidate(ops []catalogOp) {
 	}
 	for _, op := range list {
 		if op.err != nil {
-			m.unclean.Store(true)
+			m.unclean[op.place.Device()].Store(true)
 			m.complain("slot header not erased", "slab", m.slabs[op.place.Device()].Path(), "offset", op.place.Offset(), "err", op.err)
 			op.err = fmt.Errorf("%w: %w", errUnerased, op.err)
 		}
@@ -432,7 +459,7 @@ func (m *committer) flush(dirty [maxSlabs]bool) (bad [maxSlabs]error) {
 			bad[i] = fmt.Errorf("%w: %w", block.ErrUnavailable, err)
 		}
 		if m.zeroed[i] && (err != nil || m.note[i] != m.slabs[i].Failures()) {
-			m.unclean.Store(true)
+			m.unclean[i].Store(true)
 		}
 		m.zeroed[i] = false // what a flush that failed has lost, no later one brings back
 	}

@@ -157,6 +157,9 @@ func (s *Store) remove(k block.Key, why block.Reason, w *removals, still func(h 
 				key: k, hlen: int(e.HashLen), keep: true, tell: w.fin,
 				fin: func(error) { s.settle(h, func(e *index.Entry) { e.Ops-- }) },
 			}
+			if why == block.Discarded && e.Flags&flagRecording != 0 {
+				op.undo = s.moves.traceOf(h)
+			}
 			if w.erase {
 				op.erases(e.Place[ixG3], e.Len)
 				op.flush = w.flush
@@ -190,10 +193,15 @@ func (s *Store) expire(h block.Handle) {
 	}
 }
 
-// damagedG3 drops a copy in G3 whose bytes failed their checksum, and returns what
-// that means for the reader: of a block that was deleted meanwhile the header is
-// erased, and it is as absent as for those who come later.
+// damagedG3 drops a copy in G3 whose bytes failed their checksum; see loseG3.
 func (s *Store) damagedG3(h block.Handle, e *index.Entry, cause error) error {
+	return s.loseG3(h, e, block.Damaged, cause)
+}
+
+// loseG3 drops a copy in G3 whose bytes are not what they should be, or cannot be
+// read, and returns what that means for the reader: of a block that was deleted
+// meanwhile the header is erased, and it is as absent as for those who come later.
+func (s *Store) loseG3(h block.Handle, e *index.Entry, why block.Reason, cause error) error {
 	found, deleted := false, false
 	s.table.Update(h, func(now *index.Entry) {
 		// Other readers may hold references: they fail the same way. The slot
@@ -201,7 +209,7 @@ func (s *Store) damagedG3(h block.Handle, e *index.Entry, cause error) error {
 		// block may even have come down again meanwhile, to another slot.
 		deleted = now.Flags&flagDeleted != 0
 		if live(now, ixG3) && now.Gen == e.Gen && now.Place[ixG3] == e.Place[ixG3] {
-			s.startLeave(h, now, block.Damaged, nil)
+			s.startLeave(h, now, why, nil)
 			found = true
 		}
 	})
@@ -211,9 +219,11 @@ func (s *Store) damagedG3(h block.Handle, e *index.Entry, cause error) error {
 	case !found:
 		return cause
 	}
-	s.corrupt.Add(1)
+	if why == block.Damaged {
+		s.corrupt.Add(1)
+	}
 	if more, ok := s.damage.next(); ok {
-		s.log.Error("block damaged", "tier", "g3", "namespace", s.names.name(e.NS), "hash", e.Hash.Hex(int(e.HashLen)),
+		s.log.Error("block "+why.String(), "tier", "g3", "namespace", s.names.name(e.NS), "hash", e.Hash.Hex(int(e.HashLen)),
 			"slab", s.g3.devs[e.Place[ixG3].Device()].slab.Path(), "offset", e.Place[ixG3].Offset(), "err", cause, "more", more)
 	}
 	return cause

@@ -47,7 +47,7 @@ func (s *Store) writeG3(d *device, jobs []*job) {
 	for _, j := range jobs {
 		// Until gone is closed the error is the committer's.
 		if j.gone == nil && j.err != nil && !j.late { // it has no record
-			s.table.Update(j.h, func(e *index.Entry) { s.forsake(j, e, false) })
+			s.table.Update(j.h, func(e *index.Entry) { s.forsake(j, e) })
 		}
 	}
 	for _, j := range jobs {
@@ -93,7 +93,7 @@ func (s *Store) record(j *job, done func()) {
 		e.Place[ixG3], e.Gen = j.place, j.gen
 		e.Flags |= flagRecording
 		e.Ops++
-		s.commits.add(catalogOp{put: rec, dev: int(j.place.Device()), note: j.note, fin: func(err error) {
+		s.commits.add(catalogOp{put: rec, trace: &j.m.trace, dev: int(j.place.Device()), note: j.note, fin: func(err error) {
 			s.settle(j.h, func(e *index.Entry) {
 				e.Ops--
 				e.Flags &^= flagRecording
@@ -132,7 +132,7 @@ func (s *Store) seat(j *job, e *index.Entry, failed error) error {
 		e.State[ixG3], j.late = index.SlotLeaving, true
 		return fmt.Errorf("copy to g3: %w: deleted meanwhile", block.ErrNotFound)
 	case failed != nil:
-		s.forsake(j, e, true)
+		s.forsake(j, e)
 		return failed
 	}
 	e.Flags &^= flagTentative

@@ -242,7 +242,11 @@ func (s *Store) tellRemoved(e *index.Entry, ix int, why block.Reason) {
 // counts, tells the parent. It returns the bytes that came free.
 func (s *Store) departed(d departure) (freed int64) {
 	t := s.tier(d.ix)
-	if !d.linger {
+	switch {
+	case d.linger:
+	case d.why == block.Unreadable:
+		t.quarantine(d.place)
+	default:
 		freed = t.free(d.place)
 	}
 	t.blocks.Add(-1)

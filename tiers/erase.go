@@ -69,21 +69,23 @@ func (s *Store) eraseHeaders(ops []*catalogOp) {
 }
 
 // forsake gives up the slot of a copy to G3 that does not come to be a block's:
-// what was written is erased, then the slot is free. When a record of it was
-// queued it may be in the catalog although that told of an error, so it is dropped
-// first: the caller then holds the lock of the block's shard, so that no later
-// record of the block is.
-func (s *Store) forsake(j *job, e *index.Entry, recorded bool) {
+// what was written is erased, then the slot is free. A record of it may be in the
+// catalog although that told of an error, so it is dropped first: the caller holds
+// the lock of the block's shard, so that no later record of the block is.
+func (s *Store) forsake(j *job, e *index.Entry) {
 	s.g3.own(j.place, reserved) // nobody's whom the evictor could move
 	gone := make(chan struct{})
 	j.gone = gone
-	op := catalogOp{keep: true, flush: e.Flags&flagDeleted != 0}
-	op.erases(j.place, j.e.Len)
-	if recorded {
-		op.key, op.hlen = block.Key{NS: e.NS, Hash: e.Hash}, int(e.HashLen)
+	op := catalogOp{
+		key: block.Key{NS: e.NS, Hash: e.Hash}, hlen: int(e.HashLen), undo: &j.m.trace,
+		keep: true, flush: e.Flags&flagDeleted != 0,
 	}
+	op.erases(j.place, j.e.Len)
 	op.fin = func(err error) {
-		if err == nil || errors.Is(err, errUnerased) {
+		switch {
+		case errors.Is(err, errUnerased) && s.g3.devs[j.place.Device()].rank() != rankDown:
+			s.g3.quarantine(j.place) // the slot, not the device, fails one write after the other
+		case err == nil || errors.Is(err, errUnerased):
 			s.g3.free(j.place)
 		}
 	}

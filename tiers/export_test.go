@@ -2,6 +2,7 @@ package tiers
 
 import (
 	"errors"
+	"slices"
 	"testing"
 
 	"github.com/kvtier/kvtier/index"
@@ -123,14 +124,16 @@ func WrapFlush(s *Store, wrap func(device int, path string, flush func() error) 
 // CloseUnclean closes a store as if it had not been in order.
 func CloseUnclean(t testing.TB, s *Store) {
 	t.Helper()
-	s.unswept.Store(true)
+	s.opened = false
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // Unswept reports whether free room may have headers of blocks that have left.
-func Unswept(s *Store) bool { return s.unswept.Load() }
+func Unswept(s *Store) bool {
+	return slices.ContainsFunc(s.g3.devs, func(d *device) bool { return d.unswept.Load() })
+}
 
 // FlushSlabs flushes the slabs beside the committer.
 func FlushSlabs(s *Store) error {

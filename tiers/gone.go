@@ -89,7 +89,7 @@ func (l *lookups) stats(name string) block.NamespaceStats {
 	st.Misses[neverStored] = l.absent[block.NoReason].Load()
 	st.Misses[block.MissExpired.String()] += l.absent[block.Expired].Load()
 	st.Misses[block.MissCorrupt.String()] += l.absent[block.Damaged].Load()
-	for _, r := range []block.Reason{block.Evicted, block.Deleted, block.Discarded} {
+	for _, r := range []block.Reason{block.Evicted, block.Deleted, block.Discarded, block.Unreadable} {
 		st.Misses[r.String()] = l.absent[r].Load()
 	}
 	return st

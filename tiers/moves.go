@@ -30,12 +30,13 @@ type moveKey struct {
 }
 
 type move struct {
-	done chan struct{}
-	err  error         // valid when done is closed
-	key  block.Key     // of one that is doomed
-	lost chan struct{} // closed when the medium goes down while the copy is under way
-	why  error         // valid when lost is closed
-	rise rise          // of a copy to G2
+	done  chan struct{}
+	err   error         // valid when done is closed
+	key   block.Key     // of one that is doomed
+	lost  chan struct{} // closed when the medium goes down while the copy is under way
+	why   error         // valid when lost is closed
+	rise  rise          // of a copy to G2
+	trace trace         // of the record of a copy to G3
 }
 
 func (m *moves) init() {
@@ -64,6 +65,14 @@ func (m *moves) doom(h block.Handle, k block.Key) {
 		v.key = k
 		m.mu.doomed[k] = append(m.mu.doomed[k], v)
 	}
+}
+
+// traceOf is the trace of the copy of a block to G3 whose record is queued. The
+// caller holds the lock of the block's shard.
+func (m *moves) traceOf(h block.Handle) *trace {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return &m.mu.m[moveKey{h, ixG3}].trace
 }
 
 // doomed are the flights of a key that are.

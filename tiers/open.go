@@ -54,7 +54,6 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 		return nil, err
 	}
 	s.catalogHealth.init(s.start)
-	s.unswept.Store(!s.catalog.Clean())
 	// Generations only grow, over restarts too.
 	s.firstGen = uint64(s.catalog.Boot()) << genBits
 	s.gen.Store(s.firstGen)
@@ -190,11 +189,11 @@ func (s *Store) openSlabs(ctx context.Context, known []index.SlabRecord) ([]*Sla
 	}
 	var devs []*device
 	for i, slab := range s.slabs {
-		no, err := s.adopt(slab, known)
+		rec, err := s.adopt(slab, known)
 		if err != nil {
 			return nil, err
 		}
-		s.slabNo = append(s.slabNo, no)
+		s.slabNo = append(s.slabNo, rec.Number)
 		kind := xfer.FILE
 		if slab.IsDevice() {
 			kind = xfer.BLK
@@ -207,6 +206,7 @@ func (s *Store) openSlabs(ctx context.Context, known []index.SlabRecord) ([]*Sla
 			slots:  NewSlots(slab.DataBytes(), slab.ExtentBytes()),
 			health: newHealth(slab.Path(), s.opts),
 		}
+		d.unswept.Store(!s.catalog.Clean() || rec.Unswept)
 		slab.sync = d.health.watchFlush(slab.sync)
 		devs = append(devs, d)
 	}
@@ -270,16 +270,16 @@ func (s *Store) openSlab(ctx context.Context, spec SlabSpec, recorded bool, know
 	return slab, nil
 }
 
-// adopt finds the number by which the catalog knows a slab, or gives it one, on
-// disk before any record can point to it.
-func (s *Store) adopt(slab *Slab, known []index.SlabRecord) (uint16, error) {
+// adopt finds the record by which the catalog knows a slab, or gives it one, on
+// disk before any block's can point to it.
+func (s *Store) adopt(slab *Slab, known []index.SlabRecord) (index.SlabRecord, error) {
 	rec := index.SlabRecord{ID: slab.ID(), Path: slab.Path(), Bytes: slab.Bytes(), ExtentBytes: slab.ExtentBytes(), Device: slab.IsDevice()}
 	for _, r := range known {
 		if r.Path == rec.Path && r.ID != rec.ID {
 			// It has taken another's place, of which nobody knows where it is now.
 			r.Path = ""
 			if err := s.catalog.PutSlab(r); err != nil {
-				return 0, err
+				return rec, err
 			}
 		}
 	}
@@ -287,10 +287,10 @@ func (s *Store) adopt(slab *Slab, known []index.SlabRecord) (uint16, error) {
 	for _, r := range known {
 		if r.ID == rec.ID {
 			if r.Path == rec.Path && !r.Retired {
-				return r.Number, nil
+				return r, nil
 			}
-			rec.Number = r.Number
-			return rec.Number, s.catalog.PutSlab(rec)
+			rec.Number, rec.Unswept = r.Number, r.Unswept
+			return rec, s.catalog.PutSlab(rec)
 		}
 		next = max(next, r.Number+1)
 	}
@@ -298,7 +298,7 @@ func (s *Store) adopt(slab *Slab, known []index.SlabRecord) (uint16, error) {
 		next = max(next, no+1)
 	}
 	rec.Number = next
-	return rec.Number, s.catalog.PutSlab(rec)
+	return rec, s.catalog.PutSlab(rec)
 }
 
 // startWork starts the store's goroutines.
@@ -327,23 +327,36 @@ func (s *Store) Close() error {
 	return s.closeErr
 }
 
-// markClean notes in the catalog that every header is erased that should be. The
-// erasures that nobody waited for are flushed first.
+// markClean notes in the catalog that every header is erased that should be, but for
+// those on slabs that are not here or not swept, each of which says so. The erasures
+// that nobody waited for are flushed first.
 func (s *Store) markClean() {
-	if s.unswept.Load() || s.commits.unclean.Load() || s.catalog.Err() != nil {
+	if s.catalog.Err() != nil {
 		return
 	}
-	if s.unserved() {
-		return // what was deleted or put anew may have a header on a slab that is not here
-	}
-	for _, slab := range s.slabs {
+	swept := map[uint16]bool{}
+	for i, slab := range s.slabs {
 		// A flush beside the committer's, as a probe's, may have lost erasures, too.
-		if err := slab.Flush(); err != nil || slab.Failures() > 0 {
+		err := slab.Flush()
+		swept[s.slabNo[i]] = err == nil && slab.Failures() == 0 && !s.suspect(i)
+		if err != nil || slab.Failures() > 0 {
 			s.log.Warn("the next opening looks for slots to erase", "slab", slab.Path(), "failures", slab.Failures(), "err", err)
-			return
 		}
 	}
-	if err := s.catalog.MarkClean(); err != nil {
+	known, err := s.catalog.Slabs()
+	for i := range known {
+		// What was deleted or put anew may have a header on a slab that is not here.
+		r := &known[i]
+		if was := r.Unswept; err == nil {
+			if r.Unswept = !swept[r.Number]; r.Unswept != was {
+				err = s.catalog.PutSlab(*r)
+			}
+		}
+	}
+	if err == nil {
+		err = s.catalog.MarkClean()
+	}
+	if err != nil {
 		s.log.Warn("the next opening looks for slots to erase", "err", err)
 	}
 }

@@ -27,6 +27,10 @@ type RepairOptions struct {
 	// Unsealed trusts the headers of slabs of version 1. They are not sealed to their
 	// places, so that a payload can hold what passes for one, of any namespace.
 	Unsealed bool
+	// NoTombstones goes on without tombstones that are damaged or lost: blocks that
+	// were deleted while a slab was not there, or between a crash and the sweep behind
+	// it, come back where their headers are on the slabs still.
+	NoTombstones bool
 	// Force makes a new catalog although the old one can be read whole.
 	Force    bool
 	Logger   *slog.Logger
@@ -51,20 +55,25 @@ type RepairReport struct {
 // another name.
 //
 // Every payload is read and compared. Of several copies of a block the youngest
-// counts. What was deleted, cleared or is past its time does not come back: its
-// header was invalidated or its key has a tombstone, the header is of an older
-// epoch, or carries the time. Pins are gone, since only the catalog knows them.
+// counts; when that is damaged, an older one with the same bytes, and when it is past
+// its time, none. Where nothing is left of the youngest, not even its header, an older
+// one counts that is no more than evicted: its bytes are what was put under the key at
+// some time since it was deleted last. What was deleted, cleared or is past its time
+// does not come back: its header was invalidated or its key has a tombstone, the header
+// is of an older epoch, or carries the time. Pins are gone, since only the catalog
+// knows them.
 //
 // Errors: block.ErrInvalid when the catalog is whole, or a slab of version 1 is not
 // to be trusted; block.ErrNotFound without a manifest; ErrVersion when a newer
 // program wrote to a slab or the tombstones; block.ErrUnavailable when the directory or a slab is in
 // use or not there; block.ErrCorrupt for blocks of an unknown namespace, which
-// Partial gives up, and for damaged tombstones; ctx's error. After an error the data directory is as it was.
+// Partial gives up, and for tombstones that are damaged or lost, which NoTombstones does
+// without; ctx's error. After an error the data directory is as it was.
 func Repair(ctx context.Context, dir string, o *RepairOptions) (RepairReport, error) {
 	if o == nil {
 		o = &RepairOptions{}
 	}
-	r := &repairer{ctx: ctx, o: *o, dir: dir, best: map[repairKey]repairBlock{}}
+	r := &repairer{ctx: ctx, o: *o, dir: dir, best: map[repairKey]repairBlock{}, over: map[repairKey]repairOver{}}
 	if r.o.Logger == nil {
 		r.o.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -86,9 +95,11 @@ type repairer struct {
 	manifest index.Manifest
 	spaces   map[[32]byte]block.Namespace
 	stones   *index.Tombstones
+	spoiled  string // the file of tombstones that is left aside; empty: none is
 	slabs    []repairSlab
 	now      int64
 	best     map[repairKey]repairBlock
+	over     map[repairKey]repairOver
 	maxGen   uint64
 	done     int64
 	total    int64
@@ -113,6 +124,12 @@ type repairBlock struct {
 	hd  SlotHeader
 }
 
+// repairOver is what is known of the youngest copy of a key that is not to be there.
+type repairOver struct {
+	gen uint64
+	sum block.Sum // of its bytes, which an older copy must have; zero: none is to be there
+}
+
 func (r *repairer) run() error {
 	r.now = time.Now().Unix()
 	f, err := lockExisting(r.dir)
@@ -127,10 +144,7 @@ func (r *repairer) run() error {
 	if err := r.checkCatalog(catalog); err != nil {
 		return err
 	}
-	stones := index.TombstonesPath(catalog)
-	if r.stones, err = index.ReadTombstones(stones, r.manifest.Store); errors.Is(err, block.ErrCorrupt) {
-		return fmt.Errorf("%w; without it blocks that were deleted while a slab was not there, or after a crash, may come back: remove it to have them", err)
-	} else if err != nil {
+	if err := r.readTombstones(index.TombstonesPath(catalog)); err != nil {
 		return err
 	}
 	r.spaces = map[[32]byte]block.Namespace{}
@@ -154,6 +168,20 @@ func (r *repairer) run() error {
 		return fmt.Errorf("%w: %d blocks are of namespaces that the manifest does not know, and their room would be free afterwards", block.ErrCorrupt, r.report.Unknown)
 	}
 	return r.replace(catalog)
+}
+
+// readTombstones reads the tombstones, or goes on without.
+func (r *repairer) readTombstones(path string) (err error) {
+	if r.stones, err = index.ReadTombstones(path, &r.manifest); !errors.Is(err, block.ErrCorrupt) {
+		return err
+	}
+	if !r.o.NoTombstones {
+		return fmt.Errorf("%w; without them blocks that were deleted while a slab was not there, or after a crash, may come back; --no-tombstones goes on all the same", err)
+	}
+	r.problem(err.Error())
+	r.stones, r.manifest.Tombstones = &index.Tombstones{}, false
+	r.spoiled = path
+	return nil
 }
 
 // lockExisting takes a data directory that is there for this process.
@@ -247,18 +275,22 @@ func (r *repairer) openSlabs() error {
 func (r *repairer) found(at int, off int64, hd *SlotHeader) {
 	r.maxGen = max(r.maxGen, hd.Gen)
 	ns, known := r.spaces[hd.Digest]
+	k := repairKey{block.Key{NS: ns.ID, Hash: hd.Hash}, hd.HashLen}
 	switch {
 	case !known:
 		r.report.Unknown++
 		return
-	case hd.Epoch != ns.Epoch, hd.Expires != 0 && r.now >= hd.Expires:
+	case hd.Epoch != ns.Epoch:
 		r.report.Stale++
 		return
 	case int(hd.HashLen) != ns.HashLen && ns.HashLen != 0:
 		r.report.Damaged++
 		return
+	case hd.Expires != 0 && r.now >= hd.Expires:
+		r.report.Stale++
+		r.supersede(k, repairOver{gen: hd.Gen})
+		return
 	}
-	k := repairKey{block.Key{NS: ns.ID, Hash: hd.Hash}, hd.HashLen}
 	slab := &r.slabs[at]
 	below := r.stones.Below(slab.slab.ID(), hd.Gen)
 	if below || r.stones.Dead(k.Key, hd.Gen) {
@@ -274,6 +306,22 @@ func (r *repairer) found(at int, off int64, hd *SlotHeader) {
 	}
 	if !again || hd.Gen > old.hd.Gen {
 		r.best[k] = repairBlock{at: at, off: off, hd: *hd}
+	}
+}
+
+// damaged takes a header whose block is not whole. An older copy of the key is as good
+// as that when it has the same bytes. Others may have been put in between.
+func (r *repairer) damaged(hd *SlotHeader) {
+	r.report.Damaged++
+	r.maxGen = max(r.maxGen, hd.Gen)
+	if ns, known := r.spaces[hd.Digest]; known && hd.Epoch == ns.Epoch {
+		r.supersede(repairKey{block.Key{NS: ns.ID, Hash: hd.Hash}, hd.HashLen}, repairOver{hd.Gen, hd.Sum})
+	}
+}
+
+func (r *repairer) supersede(k repairKey, by repairOver) {
+	if old, again := r.over[k]; !again || by.gen > old.gen {
+		r.over[k] = by
 	}
 }
 
@@ -299,6 +347,11 @@ func (r *repairer) replace(catalog string) error {
 		}
 		return fmt.Errorf("%w: %w", block.ErrUnavailable, err)
 	}
+	if r.spoiled != "" {
+		if _, err := r.setAside(r.spoiled); err != nil {
+			return err
+		}
+	}
 	// The next opening writes a manifest; until then the one that is there holds.
 	if err := os.Remove(tempManifest); err != nil {
 		return fmt.Errorf("%w: %w", block.ErrUnavailable, err)
@@ -306,13 +359,13 @@ func (r *repairer) replace(catalog string) error {
 	return syncDir(r.dir)
 }
 
-// setAside gives the old catalog another name.
-func (r *repairer) setAside(catalog string) (string, error) {
-	if _, err := os.Lstat(catalog); errors.Is(err, fs.ErrNotExist) {
+// setAside gives the old catalog another name, or something else beside it.
+func (r *repairer) setAside(path string) (string, error) {
+	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 		return "", nil
 	}
-	old := catalog + ".broken-" + time.Now().UTC().Format("20060102T150405.000000000")
-	if err := os.Rename(catalog, old); err != nil {
+	old := path + ".broken-" + time.Now().UTC().Format("20060102T150405.000000000")
+	if err := os.Rename(path, old); err != nil {
 		return "", fmt.Errorf("%w: %w", block.ErrUnavailable, err)
 	}
 	return old, nil
@@ -331,6 +384,10 @@ func (r *repairer) records(put func(*index.Record) error) error {
 	}
 	var all []keyed
 	for k, b := range r.best {
+		if by, ok := r.over[k]; ok && by.gen > b.hd.Gen && by.sum != b.hd.Sum {
+			r.report.Stale++
+			continue
+		}
 		all = append(all, keyed{k, b})
 	}
 	slices.SortFunc(all, func(a, b keyed) int { return cmp.Compare(b.hd.Gen, a.hd.Gen) })

@@ -334,3 +334,85 @@ func TestRepairStrangePayload(t *testing.T) {
 		t.Errorf("repair: %+v", rep)
 	}
 }
+
+// TestRepairOlderCopy: a crash has left a header of a block that was evicted, and the
+// block was put again, with other bytes or the same, or with a time to live. Whatever
+// becomes of the younger copy, a repair brings no bytes back but those, and none that
+// were deleted in between.
+func TestRepairOlderCopy(t *testing.T) {
+	t.Parallel()
+	const size = 70_000
+	g3 := block.PutOptions{Durable: block.G3}
+	_, header := tiers.SlotBytes(size)
+	payloadBit := func(b []byte) { b[header+5] ^= 1 }
+	headerBit := func(b []byte) { b[20] ^= 1 }
+	for _, c := range []struct {
+		name    string
+		younger int // whose payload the younger copy has
+		delete  bool
+		ttl     time.Duration
+		damage  func(b []byte)
+		blocks  int64
+	}{
+		{"SameBytes", 1, false, 0, payloadBit, 1},
+		{"OtherBytes", 2, false, 0, payloadBit, 0},
+		{"DeletedBefore", 2, true, 0, payloadBit, 0},
+		{"DeletedBeforeHeader", 2, true, 0, headerBit, 0},
+		{"DeletedBeforeSame", 1, true, 0, headerBit, 0},
+		{"Expired", 1, false, time.Second, func([]byte) {}, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			o := tiers.Options{Dir: t.TempDir(), Slabs: slabIn(t, 64<<20), Agent: newAgent(t), DRAM: 16 << 20, SweepAfter: unswept}
+			s := openStore(t, o)
+			ns := space(t, s, "a", 8<<20)
+			mustPut(t, s, ns, 1, size, g3)
+			mustPut(t, s, ns, 3, size, g3) // keeps the room for this size
+			old := placeIn(t, s, ns, 1, block.G3)
+			back := raw(t, s, o, ns, 1, size)
+			eventually(t, "it is evicted", func() bool {
+				tiers.Evict(s, block.G2, tiers.HandleOf(s, keyOf(ns, 1)))
+				tiers.EvictG3(s, tiers.HandleOf(s, keyOf(ns, 1)))
+				return tiersOf(t, s, ns, 1) == ""
+			})
+			tiers.CloseUnclean(t, s)
+			s = openStore(t, o)
+			mustPut(t, s, ns, 4, size, g3) // takes the slot, so that the next one goes elsewhere
+			if c.delete {
+				mustDelete(t, s, ns, 0, 1)
+			}
+			po := g3
+			po.TTL = c.ttl
+			if err := put(s, ns, 1, payload(c.younger, size), po); err != nil && c.ttl == 0 {
+				t.Fatal(err)
+			}
+			slot, _ := tiers.SlotBytes(size)
+			var now int64
+			if c.ttl == 0 {
+				now = placeIn(t, s, ns, 1, block.G3).Offset()
+				if now == old.Offset() {
+					t.Fatal("the younger copy is where the older one was")
+				}
+			}
+			mustDelete(t, s, ns, 1, 4)
+			tiers.CloseUnclean(t, s)
+			if c.ttl == 0 {
+				inFile(t, o.Slabs[0].Path, now, int(slot), c.damage)
+			} else {
+				time.Sleep(2100 * time.Millisecond)
+			}
+			back() // as the crash had left it
+			loseCatalog(t, o.Dir, "lost")
+			if rep := repair(t, o, nil); rep.Blocks != 1+c.blocks {
+				t.Errorf("repair: %+v", rep)
+			}
+			s = openStore(t, o)
+			if c.blocks == 0 {
+				wantMiss(t, s, ns, 1, block.MissAbsent)
+			} else {
+				wantHit(t, s, ns, 1, size)
+			}
+			wantHit(t, s, ns, 3, size)
+		})
+	}
+}

@@ -85,7 +85,7 @@ func (r *repairer) scanWindow(at int, w []byte, base int64, last bool) (n int64,
 			return n, nil
 		}
 		if hd.Len > block.MaxBlockBytes || size > int64(hd.Slot) || size > int64(len(b)) || block.Sum(xxh3.Hash128(b[header:][:hd.Len]).Bytes()) != hd.Sum {
-			r.report.Damaged++
+			r.damaged(&hd)
 			n += slotUnit
 			continue
 		}

@@ -169,8 +169,15 @@ func (s *Store) scrub(ctx context.Context, pace *pacer) error {
 		if i == 0 {
 			from = s.scrubOffset(d)
 		}
+		if err := w.release(d); err != nil {
+			return err
+		}
 		for off := from; off < d.slab.DataBytes(); off += d.slab.ExtentBytes() {
-			if err := w.extent(d, int(off/d.slab.ExtentBytes())); err != nil {
+			err := w.extent(d, int(off/d.slab.ExtentBytes()))
+			if err == nil {
+				err = w.judge(d)
+			}
+			if err != nil {
 				return err
 			}
 			rec := s.scrubAt(d, off+d.slab.ExtentBytes(), w)
@@ -230,17 +237,10 @@ func (s *Store) scrubAt(d *device, off int64, w *walker) index.ScrubRecord {
 }
 
 // block reads one block and compares it. What is damaged is written anew when G2
-// has the right bytes, else it is dropped.
+// has the right bytes, else it is dropped. What cannot be read is judged later.
 func (w *walker) block(d *device, h block.Handle, place block.Place) error {
 	s := w.s
-	var e index.Entry
-	held := false
-	s.table.Update(h, func(now *index.Entry) {
-		if held = live(now, ixG3) && now.Place[ixG3] == place; held {
-			now.Refs++
-			e = *now
-		}
-	})
+	e, held := w.hold(h, place)
 	if !held {
 		return nil // it has left since
 	}
@@ -254,29 +254,30 @@ func (w *walker) block(d *device, h block.Handle, place block.Place) error {
 	switch {
 	case err == nil:
 		w.errors = 0
-		return nil
 	case w.ctx.Err() != nil:
 		return err
 	case errors.Is(err, block.ErrNotFound):
-		return nil // deleted meanwhile, and its header erased
-	case !errors.Is(err, block.ErrCorrupt):
-		// A sector may be gone for good, or the device for a while.
+		// deleted meanwhile, and its header erased
+	case errors.Is(err, block.ErrCorrupt):
+		w.renew(h, &e)
+	default:
 		if w.errors++; w.errors >= scrubErrors {
 			return err
 		}
-		if !w.inG2(h, &e) {
-			w.damaged++
-			return nil
-		}
-		s.damagedG3(h, &e, err)
+		w.unread = append(w.unread, unreadable{h, place, e.Gen, err})
 	}
+	return nil
+}
+
+// renew has a block that was dropped from G3 written anew, if G2 has it. The caller
+// holds a reference.
+func (w *walker) renew(h block.Handle, e *index.Entry) {
 	w.damaged++
-	if w.inG2(h, &e) && s.copyTo(w.ctx, s.g3, []block.Handle{h})[0] == nil {
+	if w.inG2(h, e) && w.s.copyTo(w.ctx, w.s.g3, []block.Handle{h})[0] == nil {
 		w.repaired++
 	} else {
 		w.dropped++
 	}
-	return nil
 }
 
 // inG2 reports whether G2 has the right bytes of a block that is referenced.

@@ -30,7 +30,7 @@ func (s *Store) Stats() block.Stats {
 	for r := block.MissAbsent; r <= block.MissUnavailable; r++ {
 		st.Misses[r.String()] = s.misses[r].Load()
 	}
-	for r := block.Evicted; r <= block.Discarded; r++ {
+	for r := block.Evicted; r <= block.Unreadable; r++ {
 		st.Removed[r.String()] = s.removed[r].Load()
 	}
 	for _, n := range s.names.all() {
@@ -68,6 +68,7 @@ func (d *device) stats(s *Store) block.DeviceStats {
 	}
 	st := block.DeviceStats{Path: d.slab.Path(), ID: d.slab.ID().String(), Bytes: d.slab.Bytes()}
 	d.health.stats(&st)
+	st.Quarantined = s.g3.badBytes(d)
 	if free, err := d.slab.FreeOnFS(); err == nil {
 		st.FreeOnFS = free
 	} else if st.Reason == "" {

@@ -33,10 +33,7 @@ type Store struct {
 	g2, g3        *tier    // g3 is nil when there is none
 	slabs         []*Slab  // by device number of g3
 	slabNo        []uint16 // by which the catalog knows them
-	// unswept: a slot that no record claims may have a header, since the store was
-	// not closed in order or one could not be erased.
-	unswept atomic.Bool
-	opened  bool // Open has succeeded
+	opened        bool     // Open has succeeded
 	// absent are the slabs of the catalog that are not here now, each with a
 	// generation that nothing on it has reached.
 	absent     []index.Floor

@@ -2,6 +2,7 @@ package tiers
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -31,8 +32,9 @@ const (
 )
 
 // keepSwept sweeps when there may be something to sweep, until the store's life
-// ends: after a stop that was not in order, and when a header could not be erased
-// since. A device that is down is waited for.
+// ends: after a stop that was not in order, on a slab that was not here at the last
+// one, and when a header could not be erased since. With it go the slots in
+// quarantine. A device that is down is waited for, and keeps no other from being swept.
 func (s *Store) keepSwept() {
 	pause := s.opts.SweepAfter
 	for {
@@ -41,20 +43,14 @@ func (s *Store) keepSwept() {
 		case <-s.life.Done():
 			return
 		}
-		if s.commits.unclean.Load() {
-			s.unswept.Store(true) // first: at no moment is it neither
-			s.commits.unclean.Store(false)
+		found, swept, err := s.sweep()
+		if swept {
+			s.commits.add(catalogOp{lifts: true, keep: true})
+			s.log.Info("free room is swept of old headers", "found", found)
 		}
-		if !s.unswept.Load() || s.anyDown() {
-			continue
-		}
-		found, err := s.sweepAll()
 		switch {
 		case err == nil:
-			s.unswept.Store(false)
-			s.commits.add(catalogOp{lifts: true, keep: true})
 			pause = s.opts.SweepAfter
-			s.log.Info("free room is swept of old headers", "found", found)
 		case s.life.Err() == nil:
 			pause = min(2*pause, maxSweepPause)
 			s.log.Warn("free room is not swept of old headers to the end", "again in", pause, "err", err)
@@ -62,33 +58,63 @@ func (s *Store) keepSwept() {
 	}
 }
 
-func (s *Store) anyDown() bool {
-	for _, d := range s.g3.devs {
-		if d.rank() == rankDown {
-			return true
-		}
+// unsweep has all slabs swept that are here.
+func (s *Store) unsweep() {
+	if s.g3 == nil {
+		return
 	}
-	return false
+	for _, d := range s.g3.devs {
+		d.unswept.Store(true)
+	}
 }
 
-// sweepAll invalidates all headers in room that no record claims.
-func (s *Store) sweepAll() (found int64, err error) {
+// sweep invalidates all headers in room that no record claims, on the devices that
+// are unswept and not down, and says whether there was one that is swept now.
+func (s *Store) sweep() (found int64, swept bool, err error) {
+	var due []*device
+	for _, d := range s.scrubOrder() {
+		if unclean := &s.commits.unclean[d.number]; unclean.Load() {
+			d.unswept.Store(true) // first: at no moment is it neither
+			unclean.Store(false)
+		}
+		if (d.unswept.Load() || s.g3.badBytes(d) > 0) && d.rank() != rankDown {
+			due = append(due, d)
+		}
+	}
+	if len(due) == 0 {
+		return 0, false, nil
+	}
 	w, err := s.newWalker(s.life, &pacer{rate: sweepRate})
 	if err != nil {
-		return 0, err
+		return 0, false, err
 	}
 	defer w.close()
-	for _, d := range s.scrubOrder() {
-		for e := range d.extents() {
-			if err := w.sweepExtent(d, e); err != nil {
-				return w.stale, fmt.Errorf("sweep slab %s: %w", d.slab.Path(), err)
+	for _, d := range due {
+		e := w.release(d)
+		if e == nil && d.unswept.Load() {
+			if e = w.sweep(d); e == nil {
+				d.unswept.Store(false)
+				swept = true
 			}
 		}
-		if err := d.slab.Flush(); err != nil {
-			return w.stale, fmt.Errorf("sweep: %w", err)
+		if n := s.g3.badBytes(d); e == nil && n > 0 {
+			e = fmt.Errorf("%w: %d bytes in slots that cannot be written and read", block.ErrUnavailable, n)
+		}
+		if e != nil {
+			err = errors.Join(err, fmt.Errorf("sweep slab %s: %w", d.slab.Path(), e))
 		}
 	}
-	return w.stale, nil
+	return w.stale, swept, err
+}
+
+// sweep sweeps one device.
+func (w *walker) sweep(d *device) error {
+	for e := range d.extents() {
+		if err := w.sweepExtent(d, e); err != nil {
+			return err
+		}
+	}
+	return d.slab.Flush()
 }
 
 // sweepExtent invalidates the headers in one extent that are no block's. What is
@@ -195,6 +221,7 @@ func (w *walker) sweepHeader(d *device, off int64) (busy bool, err error) {
 			room, owners = -1, all // behind the last slot
 		}
 	}
+	_, bad := d.bad[room]
 	free := room >= 0 && (len(owners) == 0 || owners[0] == 0)
 	if free {
 		err = d.slots.Take(room, size, reserved)
@@ -206,6 +233,8 @@ func (w *walker) sweepHeader(d *device, off int64) (busy bool, err error) {
 	case free:
 		defer w.untake(d, room)
 		return false, w.erase(d, off)
+	case off == room && bad:
+		return false, fmt.Errorf("slot at %d: %w", room, errUnerased)
 	case off == room:
 		return false, nil // the owner's own, or it comes there, or it is being erased
 	}

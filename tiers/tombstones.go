@@ -29,8 +29,8 @@ type tombstones struct {
 }
 
 // openTombstones reads the tombstones, when the slabs are open. In the place of
-// those that are damaged all that was written before counts as dead in a repair,
-// until it is swept. known are the slabs of the catalog.
+// those that are damaged or lost all that was written before counts as dead in a
+// repair, until it is swept. known are the slabs of the catalog.
 func (s *Store) openTombstones(known []index.SlabRecord) error {
 	t := &tombstones{log: s.log, away: map[uint16]bool{}, suspects: s.suspects}
 	var all []index.Floor
@@ -45,8 +45,8 @@ func (s *Store) openTombstones(known []index.SlabRecord) error {
 	var err error
 	t.file, err = s.catalog.Tombstones()
 	if errors.Is(err, block.ErrCorrupt) {
-		s.log.Error("tombstones are damaged: until free room is swept a repair would leave out all that was written before this start", "err", err)
-		s.unswept.Store(true)
+		s.log.Error("tombstones are damaged or lost: until free room is swept a repair would leave out all that was written before this start", "err", err)
+		s.unsweep()
 		t.file = s.catalog.NewTombstones()
 		err = t.file.Raise(all)
 	}
@@ -60,16 +60,21 @@ func (s *Store) openTombstones(known []index.SlabRecord) error {
 // unserved reports whether the catalog has records of slabs that are not here now.
 func (s *Store) unserved() bool { return len(s.absent) > 0 }
 
-// suspects is described at tombstones. What is unclean is looked at first, since it
-// becomes unswept before it is clean again.
+// suspects is described at tombstones.
 func (s *Store) suspects() []index.Floor {
 	floors := s.absent[:len(s.absent):len(s.absent)]
-	if s.commits.unclean.Load() || s.unswept.Load() {
-		for _, slab := range s.slabs {
+	for i, slab := range s.slabs {
+		if s.suspect(i) {
 			floors = append(floors, index.Floor{Slab: slab.ID(), Gen: s.gen.Load()})
 		}
 	}
 	return floors
+}
+
+// suspect reports whether a slab may have a header that no record claims. What is
+// unclean is looked at first, since it becomes unswept before it is clean again.
+func (s *Store) suspect(dev int) bool {
+	return s.commits.unclean[dev].Load() || s.g3.devs[dev].unswept.Load()
 }
 
 // supersede finds out whether a record to be put takes the place of one of an absent
@@ -84,6 +89,7 @@ func (t *tombstones) supersede(c *index.Catalog, op *catalogOp) error {
 	}
 	if there && t.away[old.Slab] {
 		op.stones = []index.Tombstone{{Key: old.Key, Gen: old.Gen}}
+		op.trace.away = &old
 	}
 	return nil
 }

@@ -481,3 +481,177 @@ func TestTombstonesFullDisk(t *testing.T) {
 		t.Errorf("blocks %v are there", got)
 	}
 }
+
+// TestFailedPutKeepsAway: a put that failed takes no block from a slab that is not
+// here, whether it fails before its record can be in the catalog or afterwards.
+func TestFailedPutKeepsAway(t *testing.T) {
+	t.Parallel()
+	g3 := block.PutOptions{Durable: block.G3}
+	for _, at := range []string{"Write", "Flush", "CatalogWrite", "CatalogSync"} {
+		t.Run(at, func(t *testing.T) {
+			t.Parallel()
+			o := slabPair(t)
+			var sectors badSectors
+			o.Agent = agentWith(t, sectors.wrap)
+			fault := &diskFault{kinds: diskWrites, errno: syscall.EIO, from: 1}
+			if at == "CatalogSync" {
+				fault.kinds = diskSyncs
+			}
+			o.Catalog = &index.CatalogOptions{FS: errorfs.Wrap(vfs.Default, errorfs.InjectorFunc(fault.MaybeError))}
+			s := openStore(t, o)
+			ns := space(t, s, "a", 8<<20)
+			away := 0
+			for i := 1; i <= 4; i++ {
+				mustPut(t, s, ns, i, 5000, g3)
+				if placeIn(t, s, ns, i, block.G3).Device() == 1 {
+					away = i
+				}
+			}
+			if away == 0 {
+				t.Fatal("no block is on the second slab")
+			}
+			one := o
+			one.Slabs = o.Slabs[:1]
+			s = reopen(t, s, one)
+			var failing atomic.Bool
+			tiers.WrapFlush(s, func(_ int, _ string, flush func() error) error {
+				if failing.Load() {
+					return syscall.EIO
+				}
+				return flush()
+			})
+			fail := func(on bool) {
+				switch at {
+				case "Write":
+					if sectors.clear(); on {
+						sectors.add(xfer.Write, 0, 64<<20, -1)
+					}
+				case "Flush":
+					failing.Store(on)
+				default:
+					fault.set(on)
+				}
+			}
+			fail(true)
+			if err := put(s, ns, away, payload(away, 5000), g3); err == nil {
+				t.Fatal("the put has not failed")
+			}
+			fail(false)
+			eventually(t, "a durable put succeeds again", func() bool { return put(s, ns, 10, payload(10, 5000), g3) == nil })
+			s = reopen(t, s, o)
+			for i := 1; i <= 4; i++ {
+				wantHit(t, s, ns, i, 5000)
+			}
+			wantHit(t, s, ns, 10, 5000)
+		})
+	}
+}
+
+// TestTombstonesLost: when the file of tombstones is lost, a repair refuses, and says
+// what may come of it; and a store that opens without it takes care that no later
+// repair raises anything.
+func TestTombstonesLost(t *testing.T) {
+	t.Parallel()
+	o := slabPair(t)
+	s := openStore(t, o)
+	ns := space(t, s, "a", 8<<20)
+	g3 := block.PutOptions{Durable: block.G3}
+	for i := 1; i <= 4; i++ {
+		mustPut(t, s, ns, i, 5000, g3)
+	}
+	back := raw(t, s, o, ns, 1, 5000)
+	mustDelete(t, s, ns, 1, 1)
+	tiers.CloseUnclean(t, s)
+	back()
+	s = openStore(t, o)
+	mustDelete(t, s, ns, 0, 1)
+	tiers.CloseUnclean(t, s)
+	lose := func() {
+		t.Helper()
+		if err := os.Remove(tombstonesOf(o)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lose()
+	loseCatalog(t, o.Dir, "lost")
+	if _, err := tiers.Repair(t.Context(), o.Dir, nil); !errors.Is(err, block.ErrCorrupt) || !strings.Contains(err.Error(), tombstonesOf(o)) || !strings.Contains(err.Error(), "lost") {
+		t.Fatalf("repair: %v", err)
+	}
+	if rep := repair(t, o, &tiers.RepairOptions{NoTombstones: true}); rep.Blocks != 4 || len(rep.Problems) != 1 {
+		t.Errorf("repair without tombstones: %+v", rep)
+	}
+	s = openStore(t, o) // knows of none any more
+	wantHit(t, s, ns, 1, 5000)
+	mustDelete(t, s, ns, 1, 1) // what the repair has raised; it is unswept still
+	tiers.CloseUnclean(t, s)
+	lose()
+	s = openStore(t, o)
+	if !tiers.Unswept(s) {
+		t.Error("the store has not noticed")
+	}
+	for i := 2; i <= 4; i++ {
+		wantHit(t, s, ns, i, 5000)
+	}
+	tiers.CloseUnclean(t, s)
+	if rep := repair(t, o, &tiers.RepairOptions{Force: true}); rep.Blocks != 0 || len(rep.Problems) == 0 {
+		t.Errorf("repair before the sweep: %+v", rep)
+	}
+}
+
+// TestSweepOnce: a slab that stays away is remembered, and not a reason to sweep the
+// others with each start. When it is back it alone is swept, and the tombstones go.
+func TestSweepOnce(t *testing.T) {
+	t.Parallel()
+	o := slabPair(t)
+	s := openStore(t, o)
+	ns := space(t, s, "a", 8<<20)
+	g3 := block.PutOptions{Durable: block.G3}
+	var here, away []int
+	for i := 1; i <= 10; i++ {
+		mustPut(t, s, ns, i, 5000, g3)
+		if placeIn(t, s, ns, i, block.G3).Device() == 0 {
+			here = append(here, i)
+		} else {
+			away = append(away, i)
+		}
+	}
+	one := o
+	one.Slabs = o.Slabs[:1]
+	s = reopen(t, s, one)
+	mustDelete(t, s, ns, 1, here[0], away[0])
+	for range 2 {
+		s = reopen(t, s, one)
+		if tiers.Unswept(s) {
+			t.Fatal("the slab that is here is to be swept")
+		}
+		mustDelete(t, s, ns, 0, away[0])
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	// The dead one is dead still, although every stop was in order.
+	if got := repaired(t, o, ns, []int{here[0], away[0]}); len(got) != 0 {
+		t.Errorf("blocks %v are there", got)
+	}
+	s = openStore(t, one) // the repaired catalog is swept once, in part
+	one.SweepAfter, o.SweepAfter = time.Millisecond, time.Millisecond
+	s = reopen(t, s, one)
+	eventually(t, "free room is swept", func() bool { return !tiers.Unswept(s) })
+	tiers.AwaitCommits(s)
+	mustDelete(t, s, ns, 0, away[1])
+	if _, err := os.Stat(tombstonesOf(o)); err != nil {
+		t.Error(err)
+	}
+	s = reopen(t, s, o)
+	eventually(t, "the slab is swept, and the tombstones are gone", func() bool {
+		_, err := os.Stat(tombstonesOf(o))
+		return !tiers.Unswept(s) && errors.Is(err, os.ErrNotExist)
+	})
+	s = reopen(t, s, o)
+	if tiers.Unswept(s) {
+		t.Error("it is to be swept again")
+	}
+	for _, i := range append(here[1:], away[2:]...) {
+		wantHit(t, s, ns, i, 5000)
+	}
+}

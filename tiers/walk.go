@@ -22,6 +22,7 @@ type walker struct {
 	desc   xfer.DescList
 	buf    []byte // holds any slot
 	errors int    // blocks in a row that could not be read
+	unread []unreadable
 	counts
 }
 
@@ -123,6 +124,11 @@ func (w *walker) freeSlots(d *device, offs []int64, class int64) error {
 // read reads n bytes at each of some offsets of a device, one behind the other
 // into the walker's buffer.
 func (w *walker) read(d *device, offs []int64, n int64) error {
+	return w.move(xfer.Read, d, offs, n)
+}
+
+// move reads as read does, or writes what is in the buffer.
+func (w *walker) move(op xfer.Op, d *device, offs []int64, n int64) error {
 	if err := w.pace.wait(w.ctx, int64(len(offs))*n); err != nil {
 		return err
 	}
@@ -136,13 +142,13 @@ func (w *walker) read(d *device, offs []int64, n int64) error {
 	ctx, done := d.health.while(w.ctx) // a device that goes down is not waited for
 	defer done()
 	var failed error
-	w.s.transfer(ctx, xfer.Read, local, remote, func(_ int, err error) {
+	w.s.transfer(ctx, op, local, remote, func(_ int, err error) {
 		if failed == nil {
 			failed = err
 		}
 	})
 	if failed != nil {
-		return fmt.Errorf("read from g3: %w: %w", block.ErrUnavailable, failed)
+		return fmt.Errorf("%v g3: %w: %w", op, block.ErrUnavailable, failed)
 	}
 	return nil
 }

@@ -38,11 +38,12 @@
 package kvtierpb
 
 import (
-	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
-	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
+
+	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
+	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 )
 
 const (
@@ -378,13 +379,14 @@ func (EventKind) EnumDescriptor() ([]byte, []int) {
 type Reason int32
 
 const (
-	Reason_REASON_NONE      Reason = 0
-	Reason_REASON_EVICTED   Reason = 1 // chosen by the policy, or its room was needed for another size
-	Reason_REASON_EXPIRED   Reason = 2 // its time to live has passed
-	Reason_REASON_DELETED   Reason = 3 // by Delete or Clear
-	Reason_REASON_MOVED     Reason = 4 // another tier has it now
-	Reason_REASON_DAMAGED   Reason = 5 // its bytes failed their checksum
-	Reason_REASON_DISCARDED Reason = 6 // its put failed, or a volatile tier was not drained at shutdown
+	Reason_REASON_NONE       Reason = 0
+	Reason_REASON_EVICTED    Reason = 1 // chosen by the policy, or its room was needed for another size
+	Reason_REASON_EXPIRED    Reason = 2 // its time to live has passed
+	Reason_REASON_DELETED    Reason = 3 // by Delete or Clear
+	Reason_REASON_MOVED      Reason = 4 // another tier has it now
+	Reason_REASON_DAMAGED    Reason = 5 // its bytes failed their checksum
+	Reason_REASON_DISCARDED  Reason = 6 // its put failed, or a volatile tier was not drained at shutdown
+	Reason_REASON_UNREADABLE Reason = 7 // its device is well, but cannot read it
 )
 
 // Enum value maps for Reason.
@@ -397,15 +399,17 @@ var (
 		4: "REASON_MOVED",
 		5: "REASON_DAMAGED",
 		6: "REASON_DISCARDED",
+		7: "REASON_UNREADABLE",
 	}
 	Reason_value = map[string]int32{
-		"REASON_NONE":      0,
-		"REASON_EVICTED":   1,
-		"REASON_EXPIRED":   2,
-		"REASON_DELETED":   3,
-		"REASON_MOVED":     4,
-		"REASON_DAMAGED":   5,
-		"REASON_DISCARDED": 6,
+		"REASON_NONE":       0,
+		"REASON_EVICTED":    1,
+		"REASON_EXPIRED":    2,
+		"REASON_DELETED":    3,
+		"REASON_MOVED":      4,
+		"REASON_DAMAGED":    5,
+		"REASON_DISCARDED":  6,
+		"REASON_UNREADABLE": 7,
 	}
 )
 
@@ -3526,6 +3530,7 @@ type DeviceStats struct {
 	Reason        string                 `protobuf:"bytes,9,opt,name=reason,proto3" json:"reason,omitempty"`                                  // why it is not healthy
 	SinceUnixMs   int64                  `protobuf:"varint,10,opt,name=since_unix_ms,json=sinceUnixMs,proto3" json:"since_unix_ms,omitempty"` // when it came into its state; 0: not said
 	Errors        int64                  `protobuf:"varint,11,opt,name=errors,proto3" json:"errors,omitempty"`                                // of its I/O
+	Quarantined   int64                  `protobuf:"varint,12,opt,name=quarantined,proto3" json:"quarantined,omitempty"`                      // bytes of slots that are left out until they can be read and written again
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3633,6 +3638,13 @@ func (x *DeviceStats) GetSinceUnixMs() int64 {
 func (x *DeviceStats) GetErrors() int64 {
 	if x != nil {
 		return x.Errors
+	}
+	return 0
+}
+
+func (x *DeviceStats) GetQuarantined() int64 {
+	if x != nil {
+		return x.Quarantined
 	}
 	return 0
 }
@@ -5842,7 +5854,7 @@ const file_kvtier_proto_rawDesc = "" +
 	"\fListResponse\x12.\n" +
 	"\aentries\x18\x01 \x03(\v2\x14.kvtier.v1.ListEntryR\aentries\x12\x12\n" +
 	"\x04next\x18\x02 \x01(\tR\x04next\"\x0e\n" +
-	"\fStatsRequest\"\x9e\x02\n" +
+	"\fStatsRequest\"\xc0\x02\n" +
 	"\vDeviceStats\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x12\x14\n" +
@@ -5857,7 +5869,8 @@ const file_kvtier_proto_rawDesc = "" +
 	"\x06reason\x18\t \x01(\tR\x06reason\x12\"\n" +
 	"\rsince_unix_ms\x18\n" +
 	" \x01(\x03R\vsinceUnixMs\x12\x16\n" +
-	"\x06errors\x18\v \x01(\x03R\x06errors\"\xb7\x04\n" +
+	"\x06errors\x18\v \x01(\x03R\x06errors\x12 \n" +
+	"\vquarantined\x18\f \x01(\x03R\vquarantined\"\xb7\x04\n" +
 	"\tTierStats\x12#\n" +
 	"\x04tier\x18\x01 \x01(\x0e2\x0f.kvtier.v1.TierR\x04tier\x12\x1a\n" +
 	"\bcapacity\x18\x02 \x01(\x03R\bcapacity\x12\x12\n" +
@@ -6081,7 +6094,7 @@ const file_kvtier_proto_rawDesc = "" +
 	"\x12EVENT_KIND_CLEARED\x10\x02\x12\x13\n" +
 	"\x0fEVENT_KIND_LOST\x10\x03\x12\x16\n" +
 	"\x12EVENT_KIND_PRESENT\x10\x04\x12\x17\n" +
-	"\x13EVENT_KIND_SNAPSHOT\x10\x05*\x91\x01\n" +
+	"\x13EVENT_KIND_SNAPSHOT\x10\x05*\xa8\x01\n" +
 	"\x06Reason\x12\x0f\n" +
 	"\vREASON_NONE\x10\x00\x12\x12\n" +
 	"\x0eREASON_EVICTED\x10\x01\x12\x12\n" +
@@ -6089,7 +6102,8 @@ const file_kvtier_proto_rawDesc = "" +
 	"\x0eREASON_DELETED\x10\x03\x12\x10\n" +
 	"\fREASON_MOVED\x10\x04\x12\x12\n" +
 	"\x0eREASON_DAMAGED\x10\x05\x12\x14\n" +
-	"\x10REASON_DISCARDED\x10\x06*\x83\x01\n" +
+	"\x10REASON_DISCARDED\x10\x06\x12\x15\n" +
+	"\x11REASON_UNREADABLE\x10\a*\x83\x01\n" +
 	"\n" +
 	"ScrubState\x12\x15\n" +
 	"\x11SCRUB_STATE_NEVER\x10\x00\x12\x17\n" +
@@ -6140,94 +6154,97 @@ func file_kvtier_proto_rawDescGZIP() []byte {
 	return file_kvtier_proto_rawDescData
 }
 
-var file_kvtier_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_kvtier_proto_msgTypes = make([]protoimpl.MessageInfo, 77)
-var file_kvtier_proto_goTypes = []any{
-	(Tier)(0),                      // 0: kvtier.v1.Tier
-	(MissReason)(0),                // 1: kvtier.v1.MissReason
-	(Cause)(0),                     // 2: kvtier.v1.Cause
-	(PutStatus)(0),                 // 3: kvtier.v1.PutStatus
-	(EventKind)(0),                 // 4: kvtier.v1.EventKind
-	(Reason)(0),                    // 5: kvtier.v1.Reason
-	(ScrubState)(0),                // 6: kvtier.v1.ScrubState
-	(*Failure)(nil),                // 7: kvtier.v1.Failure
-	(*PingRequest)(nil),            // 8: kvtier.v1.PingRequest
-	(*PingResponse)(nil),           // 9: kvtier.v1.PingResponse
-	(*Sessions)(nil),               // 10: kvtier.v1.Sessions
-	(*Descriptor)(nil),             // 11: kvtier.v1.Descriptor
-	(*OpenNamespaceRequest)(nil),   // 12: kvtier.v1.OpenNamespaceRequest
-	(*Namespace)(nil),              // 13: kvtier.v1.Namespace
-	(*GetNamespaceRequest)(nil),    // 14: kvtier.v1.GetNamespaceRequest
-	(*ListNamespacesRequest)(nil),  // 15: kvtier.v1.ListNamespacesRequest
-	(*NamespaceInfo)(nil),          // 16: kvtier.v1.NamespaceInfo
-	(*ListNamespacesResponse)(nil), // 17: kvtier.v1.ListNamespacesResponse
-	(*MatchRequest)(nil),           // 18: kvtier.v1.MatchRequest
-	(*MatchResponse)(nil),          // 19: kvtier.v1.MatchResponse
-	(*Lease)(nil),                  // 20: kvtier.v1.Lease
-	(*LocateRequest)(nil),          // 21: kvtier.v1.LocateRequest
-	(*Located)(nil),                // 22: kvtier.v1.Located
-	(*Locations)(nil),              // 23: kvtier.v1.Locations
-	(*LocateResponse)(nil),         // 24: kvtier.v1.LocateResponse
-	(*PutRequest)(nil),             // 25: kvtier.v1.PutRequest
-	(*PutOpen)(nil),                // 26: kvtier.v1.PutOpen
-	(*PutBlock)(nil),               // 27: kvtier.v1.PutBlock
-	(*PutResult)(nil),              // 28: kvtier.v1.PutResult
-	(*PutResponse)(nil),            // 29: kvtier.v1.PutResponse
-	(*GetRequest)(nil),             // 30: kvtier.v1.GetRequest
-	(*GetResponse)(nil),            // 31: kvtier.v1.GetResponse
-	(*ReserveItem)(nil),            // 32: kvtier.v1.ReserveItem
-	(*ReserveRequest)(nil),         // 33: kvtier.v1.ReserveRequest
-	(*Reservation)(nil),            // 34: kvtier.v1.Reservation
-	(*ReserveResponse)(nil),        // 35: kvtier.v1.ReserveResponse
-	(*CommitRequest)(nil),          // 36: kvtier.v1.CommitRequest
-	(*CommitResponse)(nil),         // 37: kvtier.v1.CommitResponse
-	(*AbortRequest)(nil),           // 38: kvtier.v1.AbortRequest
-	(*AbortResponse)(nil),          // 39: kvtier.v1.AbortResponse
-	(*PrefetchRequest)(nil),        // 40: kvtier.v1.PrefetchRequest
-	(*PrefetchResponse)(nil),       // 41: kvtier.v1.PrefetchResponse
-	(*CancelPrefetchRequest)(nil),  // 42: kvtier.v1.CancelPrefetchRequest
-	(*CancelPrefetchResponse)(nil), // 43: kvtier.v1.CancelPrefetchResponse
-	(*RenewLeaseRequest)(nil),      // 44: kvtier.v1.RenewLeaseRequest
-	(*ReleaseLeaseRequest)(nil),    // 45: kvtier.v1.ReleaseLeaseRequest
-	(*ReleaseLeaseResponse)(nil),   // 46: kvtier.v1.ReleaseLeaseResponse
-	(*DeleteRequest)(nil),          // 47: kvtier.v1.DeleteRequest
-	(*DeleteResponse)(nil),         // 48: kvtier.v1.DeleteResponse
-	(*ClearRequest)(nil),           // 49: kvtier.v1.ClearRequest
-	(*ClearResponse)(nil),          // 50: kvtier.v1.ClearResponse
-	(*ListRequest)(nil),            // 51: kvtier.v1.ListRequest
-	(*ListEntry)(nil),              // 52: kvtier.v1.ListEntry
-	(*ListResponse)(nil),           // 53: kvtier.v1.ListResponse
-	(*StatsRequest)(nil),           // 54: kvtier.v1.StatsRequest
-	(*DeviceStats)(nil),            // 55: kvtier.v1.DeviceStats
-	(*TierStats)(nil),              // 56: kvtier.v1.TierStats
-	(*PrefetchStats)(nil),          // 57: kvtier.v1.PrefetchStats
-	(*CatalogStats)(nil),           // 58: kvtier.v1.CatalogStats
-	(*StatsResponse)(nil),          // 59: kvtier.v1.StatsResponse
-	(*NamespaceStats)(nil),         // 60: kvtier.v1.NamespaceStats
-	(*WatchRequest)(nil),           // 61: kvtier.v1.WatchRequest
-	(*Event)(nil),                  // 62: kvtier.v1.Event
-	(*WatchResponse)(nil),          // 63: kvtier.v1.WatchResponse
-	(*PinRequest)(nil),             // 64: kvtier.v1.PinRequest
-	(*PinResult)(nil),              // 65: kvtier.v1.PinResult
-	(*PinResponse)(nil),            // 66: kvtier.v1.PinResponse
-	(*UnpinRequest)(nil),           // 67: kvtier.v1.UnpinRequest
-	(*UnpinResponse)(nil),          // 68: kvtier.v1.UnpinResponse
-	(*StartScrubRequest)(nil),      // 69: kvtier.v1.StartScrubRequest
-	(*StopScrubRequest)(nil),       // 70: kvtier.v1.StopScrubRequest
-	(*ScrubStatus)(nil),            // 71: kvtier.v1.ScrubStatus
-	(*ListSessionsRequest)(nil),    // 72: kvtier.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil),   // 73: kvtier.v1.ListSessionsResponse
-	(*SessionInfo)(nil),            // 74: kvtier.v1.SessionInfo
-	(*IdentityUsage)(nil),          // 75: kvtier.v1.IdentityUsage
-	(*ListPoliciesRequest)(nil),    // 76: kvtier.v1.ListPoliciesRequest
-	(*TierPolicy)(nil),             // 77: kvtier.v1.TierPolicy
-	(*ListPoliciesResponse)(nil),   // 78: kvtier.v1.ListPoliciesResponse
-	(*SetPolicyRequest)(nil),       // 79: kvtier.v1.SetPolicyRequest
-	(*SetPolicyResponse)(nil),      // 80: kvtier.v1.SetPolicyResponse
-	nil,                            // 81: kvtier.v1.StatsResponse.MissesEntry
-	nil,                            // 82: kvtier.v1.StatsResponse.RemovedEntry
-	nil,                            // 83: kvtier.v1.NamespaceStats.MissesEntry
-}
+var (
+	file_kvtier_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
+	file_kvtier_proto_msgTypes  = make([]protoimpl.MessageInfo, 77)
+	file_kvtier_proto_goTypes   = []any{
+		Tier(0),                        // 0: kvtier.v1.Tier
+		MissReason(0),                  // 1: kvtier.v1.MissReason
+		Cause(0),                       // 2: kvtier.v1.Cause
+		PutStatus(0),                   // 3: kvtier.v1.PutStatus
+		EventKind(0),                   // 4: kvtier.v1.EventKind
+		Reason(0),                      // 5: kvtier.v1.Reason
+		ScrubState(0),                  // 6: kvtier.v1.ScrubState
+		(*Failure)(nil),                // 7: kvtier.v1.Failure
+		(*PingRequest)(nil),            // 8: kvtier.v1.PingRequest
+		(*PingResponse)(nil),           // 9: kvtier.v1.PingResponse
+		(*Sessions)(nil),               // 10: kvtier.v1.Sessions
+		(*Descriptor)(nil),             // 11: kvtier.v1.Descriptor
+		(*OpenNamespaceRequest)(nil),   // 12: kvtier.v1.OpenNamespaceRequest
+		(*Namespace)(nil),              // 13: kvtier.v1.Namespace
+		(*GetNamespaceRequest)(nil),    // 14: kvtier.v1.GetNamespaceRequest
+		(*ListNamespacesRequest)(nil),  // 15: kvtier.v1.ListNamespacesRequest
+		(*NamespaceInfo)(nil),          // 16: kvtier.v1.NamespaceInfo
+		(*ListNamespacesResponse)(nil), // 17: kvtier.v1.ListNamespacesResponse
+		(*MatchRequest)(nil),           // 18: kvtier.v1.MatchRequest
+		(*MatchResponse)(nil),          // 19: kvtier.v1.MatchResponse
+		(*Lease)(nil),                  // 20: kvtier.v1.Lease
+		(*LocateRequest)(nil),          // 21: kvtier.v1.LocateRequest
+		(*Located)(nil),                // 22: kvtier.v1.Located
+		(*Locations)(nil),              // 23: kvtier.v1.Locations
+		(*LocateResponse)(nil),         // 24: kvtier.v1.LocateResponse
+		(*PutRequest)(nil),             // 25: kvtier.v1.PutRequest
+		(*PutOpen)(nil),                // 26: kvtier.v1.PutOpen
+		(*PutBlock)(nil),               // 27: kvtier.v1.PutBlock
+		(*PutResult)(nil),              // 28: kvtier.v1.PutResult
+		(*PutResponse)(nil),            // 29: kvtier.v1.PutResponse
+		(*GetRequest)(nil),             // 30: kvtier.v1.GetRequest
+		(*GetResponse)(nil),            // 31: kvtier.v1.GetResponse
+		(*ReserveItem)(nil),            // 32: kvtier.v1.ReserveItem
+		(*ReserveRequest)(nil),         // 33: kvtier.v1.ReserveRequest
+		(*Reservation)(nil),            // 34: kvtier.v1.Reservation
+		(*ReserveResponse)(nil),        // 35: kvtier.v1.ReserveResponse
+		(*CommitRequest)(nil),          // 36: kvtier.v1.CommitRequest
+		(*CommitResponse)(nil),         // 37: kvtier.v1.CommitResponse
+		(*AbortRequest)(nil),           // 38: kvtier.v1.AbortRequest
+		(*AbortResponse)(nil),          // 39: kvtier.v1.AbortResponse
+		(*PrefetchRequest)(nil),        // 40: kvtier.v1.PrefetchRequest
+		(*PrefetchResponse)(nil),       // 41: kvtier.v1.PrefetchResponse
+		(*CancelPrefetchRequest)(nil),  // 42: kvtier.v1.CancelPrefetchRequest
+		(*CancelPrefetchResponse)(nil), // 43: kvtier.v1.CancelPrefetchResponse
+		(*RenewLeaseRequest)(nil),      // 44: kvtier.v1.RenewLeaseRequest
+		(*ReleaseLeaseRequest)(nil),    // 45: kvtier.v1.ReleaseLeaseRequest
+		(*ReleaseLeaseResponse)(nil),   // 46: kvtier.v1.ReleaseLeaseResponse
+		(*DeleteRequest)(nil),          // 47: kvtier.v1.DeleteRequest
+		(*DeleteResponse)(nil),         // 48: kvtier.v1.DeleteResponse
+		(*ClearRequest)(nil),           // 49: kvtier.v1.ClearRequest
+		(*ClearResponse)(nil),          // 50: kvtier.v1.ClearResponse
+		(*ListRequest)(nil),            // 51: kvtier.v1.ListRequest
+		(*ListEntry)(nil),              // 52: kvtier.v1.ListEntry
+		(*ListResponse)(nil),           // 53: kvtier.v1.ListResponse
+		(*StatsRequest)(nil),           // 54: kvtier.v1.StatsRequest
+		(*DeviceStats)(nil),            // 55: kvtier.v1.DeviceStats
+		(*TierStats)(nil),              // 56: kvtier.v1.TierStats
+		(*PrefetchStats)(nil),          // 57: kvtier.v1.PrefetchStats
+		(*CatalogStats)(nil),           // 58: kvtier.v1.CatalogStats
+		(*StatsResponse)(nil),          // 59: kvtier.v1.StatsResponse
+		(*NamespaceStats)(nil),         // 60: kvtier.v1.NamespaceStats
+		(*WatchRequest)(nil),           // 61: kvtier.v1.WatchRequest
+		(*Event)(nil),                  // 62: kvtier.v1.Event
+		(*WatchResponse)(nil),          // 63: kvtier.v1.WatchResponse
+		(*PinRequest)(nil),             // 64: kvtier.v1.PinRequest
+		(*PinResult)(nil),              // 65: kvtier.v1.PinResult
+		(*PinResponse)(nil),            // 66: kvtier.v1.PinResponse
+		(*UnpinRequest)(nil),           // 67: kvtier.v1.UnpinRequest
+		(*UnpinResponse)(nil),          // 68: kvtier.v1.UnpinResponse
+		(*StartScrubRequest)(nil),      // 69: kvtier.v1.StartScrubRequest
+		(*StopScrubRequest)(nil),       // 70: kvtier.v1.StopScrubRequest
+		(*ScrubStatus)(nil),            // 71: kvtier.v1.ScrubStatus
+		(*ListSessionsRequest)(nil),    // 72: kvtier.v1.ListSessionsRequest
+		(*ListSessionsResponse)(nil),   // 73: kvtier.v1.ListSessionsResponse
+		(*SessionInfo)(nil),            // 74: kvtier.v1.SessionInfo
+		(*IdentityUsage)(nil),          // 75: kvtier.v1.IdentityUsage
+		(*ListPoliciesRequest)(nil),    // 76: kvtier.v1.ListPoliciesRequest
+		(*TierPolicy)(nil),             // 77: kvtier.v1.TierPolicy
+		(*ListPoliciesResponse)(nil),   // 78: kvtier.v1.ListPoliciesResponse
+		(*SetPolicyRequest)(nil),       // 79: kvtier.v1.SetPolicyRequest
+		(*SetPolicyResponse)(nil),      // 80: kvtier.v1.SetPolicyResponse
+		nil,                            // 81: kvtier.v1.StatsResponse.MissesEntry
+		nil,                            // 82: kvtier.v1.StatsResponse.RemovedEntry
+		nil,                            // 83: kvtier.v1.NamespaceStats.MissesEntry
+	}
+)
+
 var file_kvtier_proto_depIdxs = []int32{
 	2,  // 0: kvtier.v1.Failure.cause:type_name -> kvtier.v1.Cause
 	10, // 1: kvtier.v1.PingResponse.sessions:type_name -> kvtier.v1.Sessions

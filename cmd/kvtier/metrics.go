@@ -153,6 +153,7 @@ func (c *storeCollector) addDevice() {
 	c.device.add(gauge, "healthy", "1 when the device is healthy.", func(d *block.DeviceStats) float64 { return oneIf(d.State == block.Healthy) })
 	c.device.add(gauge, "down", "1 when the device is not used until a probe succeeds.", func(d *block.DeviceStats) float64 { return oneIf(d.State == block.Down) })
 	c.device.add(counter, "errors_total", "Errors of the device's I/O.", func(d *block.DeviceStats) float64 { return float64(d.Errors) })
+	c.device.add(gauge, "quarantined_bytes", "Bytes of slots that are left out until they can be read and written again.", func(d *block.DeviceStats) float64 { return float64(d.Quarantined) })
 	c.device.add(gauge, "page_bytes", "Size of the memory pages obtained; 0 for devices that are not memory.", func(d *block.DeviceStats) float64 { return float64(d.PageBytes) })
 	c.device.add(gauge, "locked_bytes", "Bytes locked in memory.", func(d *block.DeviceStats) float64 { return float64(d.Locked) })
 }

@@ -49,6 +49,7 @@ A catalog that can be read whole is left as it is, unless --force is given.`,
 	fs.StringArrayVar(&o.Slabs, "nvme", nil, "`path` of a slab that is not where it was last; repeatable")
 	fs.BoolVar(&o.Partial, "partial", false, "go on without slabs that are not there and blocks of unknown namespaces: they are given up")
 	fs.BoolVar(&o.Unsealed, "unsealed", false, "trust slabs of format 1, on which a payload can pass for other blocks' headers")
+	fs.BoolVar(&o.NoTombstones, "no-tombstones", false, "go on without catalog.tombstones that are damaged or lost: some deleted blocks may come back")
 	fs.BoolVar(&o.Force, "force", false, "make a new catalog although the old one can be read whole")
 	fs.BoolVar(&asJSON, "json", false, "print one JSON object")
 	enumVar(fs, &level, "log-level", "error", "debug, info, warn or error", "debug", "info", "warn", "error")

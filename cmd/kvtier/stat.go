@@ -100,6 +100,7 @@ type statDevice struct {
 	Engine      string `json:"engine,omitempty"`
 	PageBytes   int64  `json:"page_bytes,omitempty"`
 	LockedBytes int64  `json:"locked_bytes,omitempty"`
+	Quarantined int64  `json:"quarantined,omitempty"`
 	statHealth
 }
 
@@ -132,7 +133,7 @@ func describeStats(version string, s block.Stats) statOutput {
 		}
 		for _, d := range t.Devices {
 			st.Devices = append(st.Devices, statDevice{
-				Path: d.Path, ID: d.ID, Bytes: d.Bytes, FreeOnFS: d.FreeOnFS, Engine: d.Engine, PageBytes: d.PageBytes, LockedBytes: d.Locked,
+				Path: d.Path, ID: d.ID, Bytes: d.Bytes, FreeOnFS: d.FreeOnFS, Engine: d.Engine, PageBytes: d.PageBytes, LockedBytes: d.Locked, Quarantined: d.Quarantined,
 				statHealth: statHealth{d.State, d.Reason, rfc3339(d.Since), d.Errors},
 			})
 		}
@@ -254,6 +255,9 @@ func (d *statDevice) detail() string {
 	}
 	if d.Errors > 0 {
 		add("%s", counted(d.Errors, "error"))
+	}
+	if d.Quarantined > 0 {
+		add("%s in quarantine", formatSizeShort(d.Quarantined))
 	}
 	if d.Engine != "" {
 		add("%s", d.Engine)

@@ -260,17 +260,20 @@ type TierPolicy struct {
 
 // DeviceStats is the state of one device of a tier.
 type DeviceStats struct {
-	Path      string
-	ID        string // identity of the slab, hex
-	Bytes     int64
-	FreeOnFS  int64     // of the file system under it; 0 for block devices
-	Engine    string    // io_uring or goroutines
-	State     string    // Healthy, Degraded or Down
-	Reason    string    // why it is not healthy
-	Since     time.Time // of State
-	Errors    int64     // of its I/O
-	PageBytes int64     // DRAM: page size obtained
-	Locked    int64     // DRAM: bytes locked
+	Path     string
+	ID       string // identity of the slab, hex
+	Bytes    int64
+	FreeOnFS int64     // of the file system under it; 0 for block devices
+	Engine   string    // io_uring or goroutines
+	State    string    // Healthy, Degraded or Down
+	Reason   string    // why it is not healthy
+	Since    time.Time // of State
+	Errors   int64     // of its I/O
+	// Quarantined is what slots take that cannot be read or written, and are left out
+	// until they can.
+	Quarantined int64
+	PageBytes   int64 // DRAM: page size obtained
+	Locked      int64 // DRAM: bytes locked
 }
 
 // Stats is a snapshot of the store.

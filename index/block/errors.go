@@ -80,16 +80,17 @@ type Reason uint8
 
 // The reasons of leaving. NoReason is the zero value.
 const (
-	NoReason  Reason = iota
-	Evicted          // chosen by the policy, or its extent was needed for another size
-	Expired          // its time to live has passed
-	Deleted          // by Delete or Clear
-	Moved            // another tier has it now
-	Damaged          // its bytes failed their checksum
-	Discarded        // its put failed, or a volatile tier was not drained at shutdown
+	NoReason   Reason = iota
+	Evicted           // chosen by the policy, or its extent was needed for another size
+	Expired           // its time to live has passed
+	Deleted           // by Delete or Clear
+	Moved             // another tier has it now
+	Damaged           // its bytes failed their checksum
+	Discarded         // its put failed, or a volatile tier was not drained at shutdown
+	Unreadable        // its device is well, but cannot read it
 )
 
-var reasonNames = [...]string{"none", "evicted", "expired", "deleted", "moved", "damaged", "discarded"}
+var reasonNames = [...]string{"none", "evicted", "expired", "deleted", "moved", "damaged", "discarded", "unreadable"}
 
 // String gives the name that metrics and JSON use.
 func (r Reason) String() string {

@@ -108,7 +108,8 @@ class Event:
         of them), "present" (in a snapshot), "snapshot" (it is complete), "start" (the
         first: `incarnation` and `seq` are where the watch begins, `resumed` whether it
         goes on where it was asked to).
-    reason: of removed: "evicted", "expired", "deleted", "moved", "damaged", "discarded".
+    reason: of removed: "evicted", "expired", "deleted", "moved", "damaged", "discarded",
+        "unreadable".
     gone: no tier has the block now.
     """
 
@@ -127,7 +128,7 @@ class Event:
 
 
 EVENT_KINDS = ("stored", "removed", "cleared", "lost", "present", "snapshot")
-REMOVED_REASONS = ("", "evicted", "expired", "deleted", "moved", "damaged", "discarded")
+REMOVED_REASONS = ("", "evicted", "expired", "deleted", "moved", "damaged", "discarded", "unreadable")
 
 
 @dataclass(frozen=True)
