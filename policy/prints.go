@@ -98,6 +98,19 @@ func (s *prints[T]) remove(h block.Handle) {
 	s.count--
 }
 
+// sift removes all fingerprints but those to keep.
+func (s *prints[T]) sift(keep func(hash uint64) bool) {
+	for i := range s.buckets {
+		for h := *s.heads.at(block.Handle(i)); h != 0; {
+			next := s.entries.at(h).chain
+			if !keep(s.hash(h)) {
+				s.remove(h)
+			}
+			h = next
+		}
+	}
+}
+
 // split adds a bucket, which takes its entries from the one whose number differs in the
 // highest bit.
 func (s *prints[T]) split() {
