@@ -242,6 +242,12 @@ func statsToPB(s block.Stats) *pb.StatsResponse {
 			BytesIn: t.BytesIn, BytesOut: t.BytesOut, Refused: t.Refused, Hits: t.Hits, QueueDrops: t.QueueDrops,
 			Policy: t.Policy, BehindMs: t.Behind.Milliseconds(), FellBehind: t.FellBehind,
 		}
+		if a := t.Admission; a != nil {
+			p.Admission = &pb.AdmissionStats{Budget: a.Budget, Available: a.Available, Admitted: a.Admitted, Rejected: a.Rejected}
+		}
+		for _, k := range t.Curves {
+			p.Curves = append(p.Curves, &pb.Curve{Policy: k.Policy, Size: k.Size, Asked: k.Asked, Hits: k.Hits})
+		}
 		for _, d := range t.Devices {
 			p.Devices = append(p.Devices, &pb.DeviceStats{
 				Path: d.Path, Id: d.ID, Bytes: d.Bytes, FreeOnFs: d.FreeOnFS, Engine: d.Engine, State: d.State,
@@ -280,6 +286,12 @@ func statsFromPB(s *pb.StatsResponse) block.Stats {
 			Dropped: t.GetDropped(), Reclaimed: t.GetReclaimed(), BytesIn: t.GetBytesIn(), BytesOut: t.GetBytesOut(),
 			Refused: t.GetRefused(), Hits: t.GetHits(), QueueDrops: t.GetQueueDrops(),
 			Policy: t.GetPolicy(), Behind: fromMillis(t.GetBehindMs()), FellBehind: t.GetFellBehind(),
+		}
+		if a := t.GetAdmission(); a != nil {
+			b.Admission = &block.AdmissionStats{Budget: a.GetBudget(), Available: a.GetAvailable(), Admitted: a.GetAdmitted(), Rejected: a.GetRejected()}
+		}
+		for _, k := range t.GetCurves() {
+			b.Curves = append(b.Curves, block.Curve{Policy: k.GetPolicy(), Size: k.GetSize(), Asked: k.GetAsked(), Hits: k.GetHits()})
 		}
 		for _, d := range t.GetDevices() {
 			b.Devices = append(b.Devices, block.DeviceStats{

@@ -30,10 +30,12 @@ type Admission struct {
 type AdmissionOptions struct {
 	// Budget is how many bytes may be written in a unit of time; 0: any number.
 	Budget float64
-	// Burst is how many bytes at most the bucket holds, which is empty at first: in
-	// no span of time more is written than the budget allows and this, but for
-	// blocks that others need. With a budget it is above 0.
+	// Burst is how many bytes at most the bucket holds: in no span of time more is
+	// written than the budget allows and this, but for blocks that others need. With
+	// a budget it is above 0.
 	Burst float64
+	// Start is how many it holds at time 0, at most Burst.
+	Start float64
 	// Ghosts is how many of those turned away are remembered.
 	Ghosts int
 }
@@ -48,6 +50,9 @@ type Offer struct {
 	// Needed tells that blocks in the tier are its children: without it they would
 	// be lost to every prompt.
 	Needed bool
+	// Stays tells that it stays above when it is turned away now, to be offered again:
+	// that counts for nothing.
+	Stays bool
 	// Full tells that the tier has no room for it and nothing can leave now.
 	Full bool
 }
@@ -78,10 +83,12 @@ func NewAdmission(o AdmissionOptions) (*Admission, error) {
 		return nil, fmt.Errorf("%w: write budget %v: want 0 (none) or more", block.ErrInvalid, o.Budget)
 	case o.Budget > 0 && !(o.Burst > 0):
 		return nil, fmt.Errorf("%w: burst %v of a write budget: want above 0", block.ErrInvalid, o.Burst)
+	case !(o.Start >= 0 && o.Start <= o.Burst):
+		return nil, fmt.Errorf("%w: start %v of a write budget: want 0 to the burst, %v", block.ErrInvalid, o.Start, o.Burst)
 	case o.Ghosts < 0:
 		return nil, fmt.Errorf("%w: %d ghosts: want 0 or more", block.ErrInvalid, o.Ghosts)
 	}
-	return &Admission{o: o}, nil
+	return &Admission{o: o, level: o.Start}, nil
 }
 
 // Admit decides about a block, and pays for it if it is to be written. A now that is
@@ -94,12 +101,24 @@ func (a *Admission) Admit(o Offer, now int64) Verdict {
 	case Admitted:
 		a.Charge(o.Bytes)
 	case NoRoom, UsedOnce, OverBudget:
-		a.ghosts.trim(a.o.Ghosts - 1)
-		if a.o.Ghosts > 0 {
-			a.ghosts.add(o.Hash)
+		if !o.Stays || seen {
+			a.remember(o.Hash)
 		}
 	}
 	return v
+}
+
+func (a *Admission) remember(hash uint64) {
+	a.ghosts.trim(a.o.Ghosts - 1)
+	if a.o.Ghosts > 0 {
+		a.ghosts.add(hash)
+	}
+}
+
+// Level is how many bytes the bucket holds, which is below 0 when it is overdrawn.
+func (a *Admission) Level(now int64) float64 {
+	a.fill(now)
+	return a.level
 }
 
 func (a *Admission) judge(o Offer, seen bool) Verdict {
@@ -121,7 +140,8 @@ func (a *Admission) judge(o Offer, seen bool) Verdict {
 }
 
 // Charge pays for bytes that are written whatever the budget is: puts that must be
-// durable, and blocks that others need. Then the bucket may be overdrawn.
+// durable, and blocks that others need. Then the bucket may be overdrawn. Less than 0
+// gives back what was paid for and not written.
 func (a *Admission) Charge(bytes int64) {
 	if a.o.Budget > 0 {
 		a.level -= float64(bytes)

@@ -76,6 +76,8 @@ func (e *extent) insert(count int) {
 	e.blocks -= (e.blocks - count + extentFall - 1) / extentFall
 }
 
-// leaves reports whether a block of which that was said was not wanted in this
-// tier any more, and so is worth remembering.
-func evicted(why block.Reason) bool { return why == block.Evicted || why == block.Moved }
+// evicted reports whether a block of which that was said left for want of room, and so
+// is worth remembering.
+func evicted(why block.Reason) bool {
+	return why == block.Evicted || why == block.Moved || why == block.Rejected
+}

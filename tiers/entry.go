@@ -27,6 +27,7 @@ const (
 	flagPinned                // see pin.go
 	flagRecording             // the record of its copy in G3 is queued, and Place[ixG3] is that copy's
 	flagTentative             // no put of it was answered yet: the first one waits for G3
+	flagUsed                  // since it came into G2; kept only where an admission asks
 )
 
 // Indices of the tiers in an entry's arrays.
@@ -218,6 +219,9 @@ func (s *Store) leave(h block.Handle, e *index.Entry, ix int, why block.Reason) 
 	d := departure{h: h, ix: ix, why: why, place: e.Place[ix], e: *e}
 	found := live(e, ix) // else its removal was told when it began to leave
 	e.State[ix] = index.SlotNone
+	if ix == ixG2 {
+		e.Flags &^= flagUsed
+	}
 	e.Ops++
 	d.last = !counted(e, 1-ix)
 	s.tier(ix).events.push(policyEvent{kind: evRemove, h: h, why: why})
@@ -251,7 +255,7 @@ func (s *Store) departed(d departure) (freed int64) {
 	}
 	t.blocks.Add(-1)
 	t.payload.Add(-int64(d.e.Len))
-	if d.why == block.Evicted || d.why == block.Moved {
+	if d.why == block.Evicted || d.why == block.Moved || d.why == block.Rejected {
 		t.evictions.Add(1)
 		t.reclaimed.Add(freed)
 		if d.last {

@@ -52,6 +52,7 @@ func (v *evictor) run() {
 // drain brings the policy up to date.
 func (v *evictor) drain() {
 	ev, reqs := v.t.events.take(v.spare)
+	v.t.ponder(v.p.Name(), reqs)
 	for _, r := range reqs {
 		v.p.Request(r.path, r.hits, r.class)
 	}
@@ -81,6 +82,9 @@ func (v *evictor) apply(ev policyEvent) {
 		v.s.table.View(ev.h, func(e *index.Entry) { v.p.Leaf(ev.h, e.Kids[v.t.ix] == 0) })
 	case evHit:
 		v.p.Hit(ev.h)
+		if v.t.ix == ixG2 && v.s.admission != nil {
+			v.s.table.Update(ev.h, func(e *index.Entry) { e.Flags |= flagUsed })
+		}
 		if v.old != nil {
 			v.old.Hit(ev.h)
 		}
@@ -285,8 +289,8 @@ func (v *evictor) vacating(at extentAt, on bool) {
 	v.t.mu.Unlock()
 }
 
-// evict takes blocks out of a tier: from G2 down to G3 if there is one and it
-// does not have them, else out of the store. It returns the bytes of the slots
+// evict takes blocks out of a tier: from G2 down to G3 if there is one, it does not
+// have them and they are admitted, else out of the store. It returns the bytes of the slots
 // that came free.
 func (s *Store) evict(t *tier, hs []block.Handle) int64 {
 	if len(hs) == 0 {
@@ -297,8 +301,12 @@ func (s *Store) evict(t *tier, hs []block.Handle) int64 {
 	}
 	var freed int64
 	var down []block.Handle
+	lost := block.NoReason
+	if s.g3 == nil {
+		lost = block.Evicted
+	}
 	for _, h := range hs {
-		n, last := s.dropG2(h, s.g3 == nil)
+		n, last := s.dropG2(h, lost)
 		freed += n
 		if last {
 			down = append(down, h)
@@ -307,6 +315,9 @@ func (s *Store) evict(t *tier, hs []block.Handle) int64 {
 	if s.g3 == nil || len(down) == 0 {
 		return freed
 	}
+	down, turned, paid := s.sift(down)
+	freed += turned
+	defer s.admission.charge(-paid)
 	held := down[:0]
 	for _, h := range down {
 		s.table.Update(h, func(e *index.Entry) {
@@ -322,15 +333,19 @@ func (s *Store) evict(t *tier, hs []block.Handle) int64 {
 		// What can neither go down nor wait for room there is dropped: G3 may be
 		// full of blocks that stay for the sake of their children up here, or the
 		// catalog out of order for nobody knows how long.
-		n, _ := s.dropG2(h, errs[i] != nil && (lostDevice(errs[i]) || errors.Is(errs[i], errNothingLeaves) || s.catalog.Err() != nil))
+		lost := block.NoReason
+		if errs[i] != nil && (lostDevice(errs[i]) || errors.Is(errs[i], errNothingLeaves) || s.catalog.Err() != nil) {
+			lost = block.Evicted
+		}
+		n, _ := s.dropG2(h, lost)
 		freed += n
 	}
 	return freed
 }
 
-// dropG2 takes a block out of G2 if nobody uses it. The last copy goes only when
-// lastToo; last says that it was the last and stayed for that.
-func (s *Store) dropG2(h block.Handle, lastToo bool) (freed int64, last bool) {
+// dropG2 takes a block out of G2 if nobody uses it. The last copy goes only for a
+// reason; last says that it was the last and stayed for that.
+func (s *Store) dropG2(h block.Handle, lost block.Reason) (freed int64, last bool) {
 	var d departure
 	var gone bool
 	s.table.Update(h, func(e *index.Entry) {
@@ -339,11 +354,11 @@ func (s *Store) dropG2(h block.Handle, lastToo bool) (freed int64, last bool) {
 		}
 		why := block.Moved
 		if !live(e, ixG3) {
-			if !lastToo || !s.mayDrop(e) {
+			if lost == block.NoReason || !s.mayDrop(e) {
 				last = true
 				return
 			}
-			why = block.Evicted
+			why = lost
 		}
 		d, gone = s.leave(h, e, ixG2, why), true
 	})

@@ -111,6 +111,9 @@ func Evict(s *Store, t block.TierID, h block.Handle) (freed int64) {
 	return s.evict(s.tier(index.TierIndex(t)), []block.Handle{h})
 }
 
+// Used reports whether a block is known to be used since it came into G2.
+func Used(s *Store, k block.Key) bool { return EntryOf(s, k).Flags&flagUsed != 0 }
+
 // WrapFlush has wrap called in the place of each flush of a slab, which it is
 // given. What wrap fails with, the device has failed with. It comes before the
 // first put.

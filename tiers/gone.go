@@ -14,14 +14,14 @@ const goneBits = 17
 // goneSet remembers why the blocks left the store that left it last, about a million of
 // them, in 4 MiB: it tells a key that was evicted from one that was never stored. A
 // block that left longer ago is forgotten: of eight that share a bucket, any. A key
-// that was never stored is taken for one that left in one case of 67 million. It
+// that was never stored is taken for one that left in one case of 33 million. It
 // has no lock: when two write one bucket at once, one may be forgotten.
 type goneSet struct {
 	buckets [1 << goneBits]goneBucket
 }
 
-// goneBucket has tags, 0 where there is none: 29 bits of the fingerprint and, in the
-// low three, why the block left.
+// goneBucket has tags, 0 where there is none: 28 bits of the fingerprint and, in the
+// low four, why the block left.
 type goneBucket [8]atomic.Uint32
 
 // at returns the bucket of a fingerprint and its tag, without a reason.
@@ -30,7 +30,7 @@ func (g *goneSet) at(print uint64) (*goneBucket, uint32) {
 	print = (print ^ print>>30) * 0xbf58476d1ce4e5b9
 	print = (print ^ print>>27) * 0x94d049bb133111eb
 	print ^= print >> 31
-	return &g.buckets[print>>(64-goneBits)], uint32(print) &^ 7
+	return &g.buckets[print>>(64-goneBits)], uint32(print) &^ 15
 }
 
 // note remembers why a block left.
@@ -39,7 +39,7 @@ func (g *goneSet) note(print uint64, why block.Reason) {
 	to := &b[rand.Uint32N(uint32(len(b)))]
 	for i := range b {
 		was := b[i].Load()
-		if was != 0 && was&^7 == tag {
+		if was != 0 && was&^15 == tag {
 			to = &b[i]
 			break
 		}
@@ -54,7 +54,7 @@ func (g *goneSet) note(print uint64, why block.Reason) {
 func (g *goneSet) forget(print uint64) {
 	b, tag := g.at(print)
 	for i := range b {
-		if was := b[i].Load(); was != 0 && was&^7 == tag {
+		if was := b[i].Load(); was != 0 && was&^15 == tag {
 			b[i].CompareAndSwap(was, 0)
 		}
 	}
@@ -64,8 +64,8 @@ func (g *goneSet) forget(print uint64) {
 func (g *goneSet) why(print uint64) block.Reason {
 	b, tag := g.at(print)
 	for i := range b {
-		if was := b[i].Load(); was != 0 && was&^7 == tag {
-			return block.Reason(was & 7)
+		if was := b[i].Load(); was != 0 && was&^15 == tag {
+			return block.Reason(was & 15)
 		}
 	}
 	return block.NoReason
@@ -74,8 +74,8 @@ func (g *goneSet) why(print uint64) block.Reason {
 // lookups counts what a namespace was asked for.
 type lookups struct {
 	asked, matched atomic.Int64
-	misses         [8]atomic.Int64 // by MissReason, but for MissAbsent
-	absent         [8]atomic.Int64 // by the Reason for which the block is not there
+	misses         [8]atomic.Int64  // by MissReason, but for MissAbsent
+	absent         [16]atomic.Int64 // by the Reason for which the block is not there
 }
 
 // neverStored is the reason of a key that the store does not know to have had.
@@ -89,7 +89,7 @@ func (l *lookups) stats(name string) block.NamespaceStats {
 	st.Misses[neverStored] = l.absent[block.NoReason].Load()
 	st.Misses[block.MissExpired.String()] += l.absent[block.Expired].Load()
 	st.Misses[block.MissCorrupt.String()] += l.absent[block.Damaged].Load()
-	for _, r := range []block.Reason{block.Evicted, block.Deleted, block.Discarded, block.Unreadable} {
+	for _, r := range []block.Reason{block.Evicted, block.Deleted, block.Discarded, block.Unreadable, block.Rejected} {
 		st.Misses[r.String()] = l.absent[r].Load()
 	}
 	return st

@@ -86,6 +86,13 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	if err != nil {
 		return nil, err
 	}
+	if s.g3 != nil {
+		if s.admission, err = newAdmission(o.WriteBudget, s.g3.capacity); err != nil {
+			return nil, err
+		}
+	} else if o.WriteBudget > 0 {
+		return nil, fmt.Errorf("%w: write budget: %d bytes a day, and there is no NVMe tier", block.ErrInvalid, o.WriteBudget)
+	}
 	if err := s.openTombstones(known); err != nil {
 		return nil, err
 	}

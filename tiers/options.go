@@ -65,6 +65,12 @@ type Options struct {
 	// Catalog is how the catalog is opened; nil: on the host's file system.
 	Catalog *index.CatalogOptions
 
+	// WriteBudget is how many bytes a day may be written to G3 for blocks that leave
+	// G2; 0: any number. Those that it is not enough for are dropped: see
+	// policy.Admission. What puts, pins and drains need in G3 is written in any case,
+	// and counts.
+	WriteBudget int64
+
 	// OnRequest, if not nil, is told of what the policies are told of: a request's keys
 	// in a namespace, root first, hashLen bytes each. It must not wait, and hashes are
 	// the caller's again when it returns.
@@ -143,6 +149,9 @@ func (o Options) validate() error {
 		return fmt.Errorf("%w: probe every: %v", block.ErrInvalid, o.ProbeEvery)
 	case o.SweepAfter < 0:
 		return fmt.Errorf("%w: sweep after: %v", block.ErrInvalid, o.SweepAfter)
+	}
+	if err := o.checkWriteBudget(); err != nil {
+		return err
 	}
 	seen := map[string]bool{}
 	for _, s := range o.Slabs {

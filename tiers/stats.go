@@ -30,7 +30,7 @@ func (s *Store) Stats() block.Stats {
 	for r := block.MissAbsent; r <= block.MissUnavailable; r++ {
 		st.Misses[r.String()] = s.misses[r].Load()
 	}
-	for r := block.Evicted; r <= block.Unreadable; r++ {
+	for r := block.Evicted; r <= block.Rejected; r++ {
 		st.Removed[r.String()] = s.removed[r].Load()
 	}
 	for _, n := range s.names.all() {
@@ -54,6 +54,10 @@ func (t *tier) stats(s *Store) block.TierStats {
 		BytesIn: t.bytesIn.Load(), BytesOut: t.bytesOut.Load(), Refused: t.refused.Load(),
 		Hits: t.hits.Load(), QueueDrops: t.events.drops.Load(), Policy: policy,
 		Behind: time.Duration(t.behind.Load()), FellBehind: t.fellBehind.Load(),
+	}
+	st.Curves = t.curves.stats()
+	if t.ix == ixG3 {
+		st.Admission = s.admission.stats()
 	}
 	for _, d := range t.devs {
 		st.Devices = append(st.Devices, d.stats(s))

@@ -48,6 +48,7 @@ type Store struct {
 	events       *eventHub
 	pins         pins
 	prefetches   *prefetchQueue
+	admission    *admission // to G3; nil: all are admitted
 	scrubs       scrubber
 	lineage      sync.Mutex // held while a block that has children gets a parent
 
@@ -55,8 +56,8 @@ type Store struct {
 	gen       atomic.Uint64
 	firstGen  uint64 // below which all of earlier openings are
 	gone      *goneSet
-	misses    [8]atomic.Int64 // by MissReason
-	removed   [8]atomic.Int64 // by Reason
+	misses    [8]atomic.Int64                  // by MissReason
+	removed   [block.Rejected + 1]atomic.Int64 // by Reason
 	conflicts atomic.Int64
 	corrupt   atomic.Int64
 	damage    logRate

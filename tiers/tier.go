@@ -29,12 +29,14 @@ type tier struct {
 		want   int64         // size of the largest slot that somebody waits for, 0 for none
 		room   chan struct{} // closed, and made anew, whenever slots come free or a pass ends in vain
 		futile uint64        // passes of the evictor that could free nothing
+		stuck  bool          // no slot came free since the last of them
 		ahead  int64         // bytes that the evictor makes room for below the watermarks; see makeRoom
 		policy policyState
 	}
 	kick   chan struct{}     // wakes the evictor
 	change chan policyChange // for the evictor
 	events policyQueue
+	curves curves
 
 	blocks, payload                  atomic.Int64
 	evictions, dropped, reclaimed    atomic.Int64
@@ -204,6 +206,7 @@ func (t *tier) free(p block.Place) int64 {
 	n := d.slots.Free(p.Offset())
 	d.poisonSlot(p.Offset(), n)
 	t.mu.used -= n
+	t.mu.stuck = false
 	t.roomLocked()
 	return n
 }
@@ -240,6 +243,7 @@ func (t *tier) class(p block.Place) int64 {
 func (t *tier) inVain() {
 	t.mu.Lock()
 	t.mu.futile++
+	t.mu.stuck = true
 	t.mu.want = 0
 	t.roomLocked()
 	t.mu.Unlock()

@@ -38,12 +38,11 @@
 package kvtierpb
 
 import (
+	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
+	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
-
-	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
-	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
 )
 
 const (
@@ -387,6 +386,7 @@ const (
 	Reason_REASON_DAMAGED    Reason = 5 // its bytes failed their checksum
 	Reason_REASON_DISCARDED  Reason = 6 // its put failed, or a volatile tier was not drained at shutdown
 	Reason_REASON_UNREADABLE Reason = 7 // its device is well, but cannot read it
+	Reason_REASON_REJECTED   Reason = 8 // evicted, and not admitted to the tier below
 )
 
 // Enum value maps for Reason.
@@ -400,6 +400,7 @@ var (
 		5: "REASON_DAMAGED",
 		6: "REASON_DISCARDED",
 		7: "REASON_UNREADABLE",
+		8: "REASON_REJECTED",
 	}
 	Reason_value = map[string]int32{
 		"REASON_NONE":       0,
@@ -410,6 +411,7 @@ var (
 		"REASON_DAMAGED":    5,
 		"REASON_DISCARDED":  6,
 		"REASON_UNREADABLE": 7,
+		"REASON_REJECTED":   8,
 	}
 )
 
@@ -3673,6 +3675,8 @@ type TierStats struct {
 	Policy        string                 `protobuf:"bytes,18,opt,name=policy,proto3" json:"policy,omitempty"`                            // that decides what leaves
 	BehindMs      int64                  `protobuf:"varint,19,opt,name=behind_ms,json=behindMs,proto3" json:"behind_ms,omitempty"`       // how long used has been above high although it should not; 0: eviction keeps up
 	FellBehind    int64                  `protobuf:"varint,20,opt,name=fell_behind,json=fellBehind,proto3" json:"fell_behind,omitempty"` // how often that began
+	Admission     *AdmissionStats        `protobuf:"bytes,21,opt,name=admission,proto3" json:"admission,omitempty"`                      // absent: all that leaves the tier above is written
+	Curves        []*Curve               `protobuf:"bytes,22,rep,name=curves,proto3" json:"curves,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3847,6 +3851,160 @@ func (x *TierStats) GetFellBehind() int64 {
 	return 0
 }
 
+func (x *TierStats) GetAdmission() *AdmissionStats {
+	if x != nil {
+		return x.Admission
+	}
+	return nil
+}
+
+func (x *TierStats) GetCurves() []*Curve {
+	if x != nil {
+		return x.Curves
+	}
+	return nil
+}
+
+// Curve is what a tier would have had of the requests since the start if it were
+// another, by itself: the blocks of matches that are not quiet.
+type Curve struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Policy        string                 `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"` // empty where there is room for all: no policy matters
+	Size          float64                `protobuf:"fixed64,2,opt,name=size,proto3" json:"size,omitempty"`   // in capacities of the real tier; 0: room for all that ever was asked for
+	Asked         int64                  `protobuf:"varint,3,opt,name=asked,proto3" json:"asked,omitempty"`  // blocks; since the tier's policy was changed, for size 0.5 and 2
+	Hits          int64                  `protobuf:"varint,4,opt,name=hits,proto3" json:"hits,omitempty"`    // of those; estimated from a sample
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Curve) Reset() {
+	*x = Curve{}
+	mi := &file_kvtier_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Curve) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Curve) ProtoMessage() {}
+
+func (x *Curve) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Curve.ProtoReflect.Descriptor instead.
+func (*Curve) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *Curve) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+func (x *Curve) GetSize() float64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *Curve) GetAsked() int64 {
+	if x != nil {
+		return x.Asked
+	}
+	return 0
+}
+
+func (x *Curve) GetHits() int64 {
+	if x != nil {
+		return x.Hits
+	}
+	return 0
+}
+
+// AdmissionStats says what an admission to a tier has decided about blocks that left
+// the tier above and were in no other. Counters are since the start.
+type AdmissionStats struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Budget        int64                  `protobuf:"varint,1,opt,name=budget,proto3" json:"budget,omitempty"`                                                                               // bytes that may be written to the tier in a day
+	Available     int64                  `protobuf:"varint,2,opt,name=available,proto3" json:"available,omitempty"`                                                                         // bytes that may be written now; below 0 when others have overdrawn
+	Admitted      int64                  `protobuf:"varint,3,opt,name=admitted,proto3" json:"admitted,omitempty"`                                                                           // blocks
+	Rejected      map[string]int64       `protobuf:"bytes,4,rep,name=rejected,proto3" json:"rejected,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"` // blocks that were dropped, by reason: no_room, tail, used_once, over_budget
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AdmissionStats) Reset() {
+	*x = AdmissionStats{}
+	mi := &file_kvtier_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AdmissionStats) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AdmissionStats) ProtoMessage() {}
+
+func (x *AdmissionStats) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AdmissionStats.ProtoReflect.Descriptor instead.
+func (*AdmissionStats) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *AdmissionStats) GetBudget() int64 {
+	if x != nil {
+		return x.Budget
+	}
+	return 0
+}
+
+func (x *AdmissionStats) GetAvailable() int64 {
+	if x != nil {
+		return x.Available
+	}
+	return 0
+}
+
+func (x *AdmissionStats) GetAdmitted() int64 {
+	if x != nil {
+		return x.Admitted
+	}
+	return 0
+}
+
+func (x *AdmissionStats) GetRejected() map[string]int64 {
+	if x != nil {
+		return x.Rejected
+	}
+	return nil
+}
+
 // PrefetchStats counts blocks of prefetches.
 type PrefetchStats struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3860,7 +4018,7 @@ type PrefetchStats struct {
 
 func (x *PrefetchStats) Reset() {
 	*x = PrefetchStats{}
-	mi := &file_kvtier_proto_msgTypes[50]
+	mi := &file_kvtier_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3872,7 +4030,7 @@ func (x *PrefetchStats) String() string {
 func (*PrefetchStats) ProtoMessage() {}
 
 func (x *PrefetchStats) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[50]
+	mi := &file_kvtier_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3885,7 +4043,7 @@ func (x *PrefetchStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefetchStats.ProtoReflect.Descriptor instead.
 func (*PrefetchStats) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{50}
+	return file_kvtier_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *PrefetchStats) GetQueued() int64 {
@@ -3929,7 +4087,7 @@ type CatalogStats struct {
 
 func (x *CatalogStats) Reset() {
 	*x = CatalogStats{}
-	mi := &file_kvtier_proto_msgTypes[51]
+	mi := &file_kvtier_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3941,7 +4099,7 @@ func (x *CatalogStats) String() string {
 func (*CatalogStats) ProtoMessage() {}
 
 func (x *CatalogStats) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[51]
+	mi := &file_kvtier_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3954,7 +4112,7 @@ func (x *CatalogStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CatalogStats.ProtoReflect.Descriptor instead.
 func (*CatalogStats) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{51}
+	return file_kvtier_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *CatalogStats) GetState() string {
@@ -4015,7 +4173,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_kvtier_proto_msgTypes[52]
+	mi := &file_kvtier_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4027,7 +4185,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[52]
+	mi := &file_kvtier_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4040,7 +4198,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{52}
+	return file_kvtier_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *StatsResponse) GetUptimeMs() int64 {
@@ -4198,8 +4356,8 @@ type NamespaceStats struct {
 	Asked   int64                  `protobuf:"varint,2,opt,name=asked,proto3" json:"asked,omitempty"`     // blocks in matches
 	Matched int64                  `protobuf:"varint,3,opt,name=matched,proto3" json:"matched,omitempty"` // of those, blocks in unbroken prefixes
 	// Keys that a match or get did not find, or a get did not serve, by reason:
-	// never_stored, evicted, expired, deleted, discarded, corrupt, pending, no_room,
-	// deadline, unavailable. What left long ago counts as never stored.
+	// never_stored, evicted, rejected, expired, deleted, discarded, corrupt, pending,
+	// no_room, deadline, unavailable. What left long ago counts as never stored.
 	Misses        map[string]int64 `protobuf:"bytes,4,rep,name=misses,proto3" json:"misses,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4207,7 +4365,7 @@ type NamespaceStats struct {
 
 func (x *NamespaceStats) Reset() {
 	*x = NamespaceStats{}
-	mi := &file_kvtier_proto_msgTypes[53]
+	mi := &file_kvtier_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4219,7 +4377,7 @@ func (x *NamespaceStats) String() string {
 func (*NamespaceStats) ProtoMessage() {}
 
 func (x *NamespaceStats) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[53]
+	mi := &file_kvtier_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4232,7 +4390,7 @@ func (x *NamespaceStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceStats.ProtoReflect.Descriptor instead.
 func (*NamespaceStats) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{53}
+	return file_kvtier_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *NamespaceStats) GetName() string {
@@ -4284,7 +4442,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_kvtier_proto_msgTypes[54]
+	mi := &file_kvtier_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4296,7 +4454,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[54]
+	mi := &file_kvtier_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4309,7 +4467,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{54}
+	return file_kvtier_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *WatchRequest) GetNamespace() uint32 {
@@ -4368,7 +4526,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_kvtier_proto_msgTypes[55]
+	mi := &file_kvtier_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4380,7 +4538,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[55]
+	mi := &file_kvtier_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4393,7 +4551,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{55}
+	return file_kvtier_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -4481,7 +4639,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_kvtier_proto_msgTypes[56]
+	mi := &file_kvtier_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4493,7 +4651,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[56]
+	mi := &file_kvtier_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4506,7 +4664,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{56}
+	return file_kvtier_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *WatchResponse) GetReady() bool {
@@ -4557,7 +4715,7 @@ type PinRequest struct {
 
 func (x *PinRequest) Reset() {
 	*x = PinRequest{}
-	mi := &file_kvtier_proto_msgTypes[57]
+	mi := &file_kvtier_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4569,7 +4727,7 @@ func (x *PinRequest) String() string {
 func (*PinRequest) ProtoMessage() {}
 
 func (x *PinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[57]
+	mi := &file_kvtier_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4582,7 +4740,7 @@ func (x *PinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinRequest.ProtoReflect.Descriptor instead.
 func (*PinRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{57}
+	return file_kvtier_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *PinRequest) GetNamespace() uint32 {
@@ -4625,7 +4783,7 @@ type PinResult struct {
 
 func (x *PinResult) Reset() {
 	*x = PinResult{}
-	mi := &file_kvtier_proto_msgTypes[58]
+	mi := &file_kvtier_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4637,7 +4795,7 @@ func (x *PinResult) String() string {
 func (*PinResult) ProtoMessage() {}
 
 func (x *PinResult) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[58]
+	mi := &file_kvtier_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4650,7 +4808,7 @@ func (x *PinResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinResult.ProtoReflect.Descriptor instead.
 func (*PinResult) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{58}
+	return file_kvtier_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *PinResult) GetFailure() *Failure {
@@ -4670,7 +4828,7 @@ type PinResponse struct {
 
 func (x *PinResponse) Reset() {
 	*x = PinResponse{}
-	mi := &file_kvtier_proto_msgTypes[59]
+	mi := &file_kvtier_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4682,7 +4840,7 @@ func (x *PinResponse) String() string {
 func (*PinResponse) ProtoMessage() {}
 
 func (x *PinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[59]
+	mi := &file_kvtier_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4695,7 +4853,7 @@ func (x *PinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinResponse.ProtoReflect.Descriptor instead.
 func (*PinResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{59}
+	return file_kvtier_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *PinResponse) GetResults() []*PinResult {
@@ -4718,7 +4876,7 @@ type UnpinRequest struct {
 
 func (x *UnpinRequest) Reset() {
 	*x = UnpinRequest{}
-	mi := &file_kvtier_proto_msgTypes[60]
+	mi := &file_kvtier_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4730,7 +4888,7 @@ func (x *UnpinRequest) String() string {
 func (*UnpinRequest) ProtoMessage() {}
 
 func (x *UnpinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[60]
+	mi := &file_kvtier_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4743,7 +4901,7 @@ func (x *UnpinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinRequest.ProtoReflect.Descriptor instead.
 func (*UnpinRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{60}
+	return file_kvtier_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *UnpinRequest) GetNamespace() uint32 {
@@ -4784,7 +4942,7 @@ type UnpinResponse struct {
 
 func (x *UnpinResponse) Reset() {
 	*x = UnpinResponse{}
-	mi := &file_kvtier_proto_msgTypes[61]
+	mi := &file_kvtier_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4796,7 +4954,7 @@ func (x *UnpinResponse) String() string {
 func (*UnpinResponse) ProtoMessage() {}
 
 func (x *UnpinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[61]
+	mi := &file_kvtier_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4809,7 +4967,7 @@ func (x *UnpinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinResponse.ProtoReflect.Descriptor instead.
 func (*UnpinResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{61}
+	return file_kvtier_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *UnpinResponse) GetUnpinned() uint32 {
@@ -4830,7 +4988,7 @@ type StartScrubRequest struct {
 
 func (x *StartScrubRequest) Reset() {
 	*x = StartScrubRequest{}
-	mi := &file_kvtier_proto_msgTypes[62]
+	mi := &file_kvtier_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4842,7 +5000,7 @@ func (x *StartScrubRequest) String() string {
 func (*StartScrubRequest) ProtoMessage() {}
 
 func (x *StartScrubRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[62]
+	mi := &file_kvtier_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4855,7 +5013,7 @@ func (x *StartScrubRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartScrubRequest.ProtoReflect.Descriptor instead.
 func (*StartScrubRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{62}
+	return file_kvtier_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *StartScrubRequest) GetBytesPerSecond() int64 {
@@ -4881,7 +5039,7 @@ type StopScrubRequest struct {
 
 func (x *StopScrubRequest) Reset() {
 	*x = StopScrubRequest{}
-	mi := &file_kvtier_proto_msgTypes[63]
+	mi := &file_kvtier_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4893,7 +5051,7 @@ func (x *StopScrubRequest) String() string {
 func (*StopScrubRequest) ProtoMessage() {}
 
 func (x *StopScrubRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[63]
+	mi := &file_kvtier_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4906,7 +5064,7 @@ func (x *StopScrubRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopScrubRequest.ProtoReflect.Descriptor instead.
 func (*StopScrubRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{63}
+	return file_kvtier_proto_rawDescGZIP(), []int{65}
 }
 
 // ScrubStatus tells how far a scrub is, or how the last one ended. Its counters
@@ -4930,7 +5088,7 @@ type ScrubStatus struct {
 
 func (x *ScrubStatus) Reset() {
 	*x = ScrubStatus{}
-	mi := &file_kvtier_proto_msgTypes[64]
+	mi := &file_kvtier_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4942,7 +5100,7 @@ func (x *ScrubStatus) String() string {
 func (*ScrubStatus) ProtoMessage() {}
 
 func (x *ScrubStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[64]
+	mi := &file_kvtier_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4955,7 +5113,7 @@ func (x *ScrubStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubStatus.ProtoReflect.Descriptor instead.
 func (*ScrubStatus) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{64}
+	return file_kvtier_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ScrubStatus) GetState() ScrubState {
@@ -5044,7 +5202,7 @@ type ListSessionsRequest struct {
 
 func (x *ListSessionsRequest) Reset() {
 	*x = ListSessionsRequest{}
-	mi := &file_kvtier_proto_msgTypes[65]
+	mi := &file_kvtier_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5056,7 +5214,7 @@ func (x *ListSessionsRequest) String() string {
 func (*ListSessionsRequest) ProtoMessage() {}
 
 func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[65]
+	mi := &file_kvtier_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5069,7 +5227,7 @@ func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{65}
+	return file_kvtier_proto_rawDescGZIP(), []int{67}
 }
 
 // ListSessionsResponse lists sessions.
@@ -5082,7 +5240,7 @@ type ListSessionsResponse struct {
 
 func (x *ListSessionsResponse) Reset() {
 	*x = ListSessionsResponse{}
-	mi := &file_kvtier_proto_msgTypes[66]
+	mi := &file_kvtier_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5094,7 +5252,7 @@ func (x *ListSessionsResponse) String() string {
 func (*ListSessionsResponse) ProtoMessage() {}
 
 func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[66]
+	mi := &file_kvtier_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5107,7 +5265,7 @@ func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{66}
+	return file_kvtier_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ListSessionsResponse) GetSessions() []*SessionInfo {
@@ -5144,7 +5302,7 @@ type SessionInfo struct {
 
 func (x *SessionInfo) Reset() {
 	*x = SessionInfo{}
-	mi := &file_kvtier_proto_msgTypes[67]
+	mi := &file_kvtier_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5156,7 +5314,7 @@ func (x *SessionInfo) String() string {
 func (*SessionInfo) ProtoMessage() {}
 
 func (x *SessionInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[67]
+	mi := &file_kvtier_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5169,7 +5327,7 @@ func (x *SessionInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionInfo.ProtoReflect.Descriptor instead.
 func (*SessionInfo) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{67}
+	return file_kvtier_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *SessionInfo) GetId() uint64 {
@@ -5315,7 +5473,7 @@ type IdentityUsage struct {
 
 func (x *IdentityUsage) Reset() {
 	*x = IdentityUsage{}
-	mi := &file_kvtier_proto_msgTypes[68]
+	mi := &file_kvtier_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5327,7 +5485,7 @@ func (x *IdentityUsage) String() string {
 func (*IdentityUsage) ProtoMessage() {}
 
 func (x *IdentityUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[68]
+	mi := &file_kvtier_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5340,7 +5498,7 @@ func (x *IdentityUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdentityUsage.ProtoReflect.Descriptor instead.
 func (*IdentityUsage) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{68}
+	return file_kvtier_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *IdentityUsage) GetSessions() uint32 {
@@ -5401,7 +5559,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_kvtier_proto_msgTypes[69]
+	mi := &file_kvtier_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5413,7 +5571,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[69]
+	mi := &file_kvtier_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5426,7 +5584,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{69}
+	return file_kvtier_proto_rawDescGZIP(), []int{71}
 }
 
 // TierPolicy is what decides which blocks leave a tier first.
@@ -5442,7 +5600,7 @@ type TierPolicy struct {
 
 func (x *TierPolicy) Reset() {
 	*x = TierPolicy{}
-	mi := &file_kvtier_proto_msgTypes[70]
+	mi := &file_kvtier_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5454,7 +5612,7 @@ func (x *TierPolicy) String() string {
 func (*TierPolicy) ProtoMessage() {}
 
 func (x *TierPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[70]
+	mi := &file_kvtier_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5467,7 +5625,7 @@ func (x *TierPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TierPolicy.ProtoReflect.Descriptor instead.
 func (*TierPolicy) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{70}
+	return file_kvtier_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *TierPolicy) GetTier() Tier {
@@ -5508,7 +5666,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_kvtier_proto_msgTypes[71]
+	mi := &file_kvtier_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5520,7 +5678,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[71]
+	mi := &file_kvtier_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5533,7 +5691,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{71}
+	return file_kvtier_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ListPoliciesResponse) GetTiers() []*TierPolicy {
@@ -5554,7 +5712,7 @@ type SetPolicyRequest struct {
 
 func (x *SetPolicyRequest) Reset() {
 	*x = SetPolicyRequest{}
-	mi := &file_kvtier_proto_msgTypes[72]
+	mi := &file_kvtier_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5566,7 +5724,7 @@ func (x *SetPolicyRequest) String() string {
 func (*SetPolicyRequest) ProtoMessage() {}
 
 func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[72]
+	mi := &file_kvtier_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5579,7 +5737,7 @@ func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*SetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{72}
+	return file_kvtier_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *SetPolicyRequest) GetTier() Tier {
@@ -5605,7 +5763,7 @@ type SetPolicyResponse struct {
 
 func (x *SetPolicyResponse) Reset() {
 	*x = SetPolicyResponse{}
-	mi := &file_kvtier_proto_msgTypes[73]
+	mi := &file_kvtier_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5617,7 +5775,7 @@ func (x *SetPolicyResponse) String() string {
 func (*SetPolicyResponse) ProtoMessage() {}
 
 func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[73]
+	mi := &file_kvtier_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5630,7 +5788,7 @@ func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*SetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{73}
+	return file_kvtier_proto_rawDescGZIP(), []int{75}
 }
 
 var File_kvtier_proto protoreflect.FileDescriptor
@@ -5870,7 +6028,7 @@ const file_kvtier_proto_rawDesc = "" +
 	"\rsince_unix_ms\x18\n" +
 	" \x01(\x03R\vsinceUnixMs\x12\x16\n" +
 	"\x06errors\x18\v \x01(\x03R\x06errors\x12 \n" +
-	"\vquarantined\x18\f \x01(\x03R\vquarantined\"\xb7\x04\n" +
+	"\vquarantined\x18\f \x01(\x03R\vquarantined\"\x9a\x05\n" +
 	"\tTierStats\x12#\n" +
 	"\x04tier\x18\x01 \x01(\x0e2\x0f.kvtier.v1.TierR\x04tier\x12\x1a\n" +
 	"\bcapacity\x18\x02 \x01(\x03R\bcapacity\x12\x12\n" +
@@ -5894,7 +6052,22 @@ const file_kvtier_proto_rawDesc = "" +
 	"\x06policy\x18\x12 \x01(\tR\x06policy\x12\x1b\n" +
 	"\tbehind_ms\x18\x13 \x01(\x03R\bbehindMs\x12\x1f\n" +
 	"\vfell_behind\x18\x14 \x01(\x03R\n" +
-	"fellBehind\"s\n" +
+	"fellBehind\x127\n" +
+	"\tadmission\x18\x15 \x01(\v2\x19.kvtier.v1.AdmissionStatsR\tadmission\x12(\n" +
+	"\x06curves\x18\x16 \x03(\v2\x10.kvtier.v1.CurveR\x06curves\"]\n" +
+	"\x05Curve\x12\x16\n" +
+	"\x06policy\x18\x01 \x01(\tR\x06policy\x12\x12\n" +
+	"\x04size\x18\x02 \x01(\x01R\x04size\x12\x14\n" +
+	"\x05asked\x18\x03 \x01(\x03R\x05asked\x12\x12\n" +
+	"\x04hits\x18\x04 \x01(\x03R\x04hits\"\xe4\x01\n" +
+	"\x0eAdmissionStats\x12\x16\n" +
+	"\x06budget\x18\x01 \x01(\x03R\x06budget\x12\x1c\n" +
+	"\tavailable\x18\x02 \x01(\x03R\tavailable\x12\x1a\n" +
+	"\badmitted\x18\x03 \x01(\x03R\badmitted\x12C\n" +
+	"\brejected\x18\x04 \x03(\v2'.kvtier.v1.AdmissionStats.RejectedEntryR\brejected\x1a;\n" +
+	"\rRejectedEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"s\n" +
 	"\rPrefetchStats\x12\x16\n" +
 	"\x06queued\x18\x01 \x01(\x03R\x06queued\x12\x12\n" +
 	"\x04done\x18\x02 \x01(\x03R\x04done\x12\x18\n" +
@@ -6094,7 +6267,7 @@ const file_kvtier_proto_rawDesc = "" +
 	"\x12EVENT_KIND_CLEARED\x10\x02\x12\x13\n" +
 	"\x0fEVENT_KIND_LOST\x10\x03\x12\x16\n" +
 	"\x12EVENT_KIND_PRESENT\x10\x04\x12\x17\n" +
-	"\x13EVENT_KIND_SNAPSHOT\x10\x05*\xa8\x01\n" +
+	"\x13EVENT_KIND_SNAPSHOT\x10\x05*\xbd\x01\n" +
 	"\x06Reason\x12\x0f\n" +
 	"\vREASON_NONE\x10\x00\x12\x12\n" +
 	"\x0eREASON_EVICTED\x10\x01\x12\x12\n" +
@@ -6103,7 +6276,8 @@ const file_kvtier_proto_rawDesc = "" +
 	"\fREASON_MOVED\x10\x04\x12\x12\n" +
 	"\x0eREASON_DAMAGED\x10\x05\x12\x14\n" +
 	"\x10REASON_DISCARDED\x10\x06\x12\x15\n" +
-	"\x11REASON_UNREADABLE\x10\a*\x83\x01\n" +
+	"\x11REASON_UNREADABLE\x10\a\x12\x13\n" +
+	"\x0fREASON_REJECTED\x10\b*\x83\x01\n" +
 	"\n" +
 	"ScrubState\x12\x15\n" +
 	"\x11SCRUB_STATE_NEVER\x10\x00\x12\x17\n" +
@@ -6154,97 +6328,97 @@ func file_kvtier_proto_rawDescGZIP() []byte {
 	return file_kvtier_proto_rawDescData
 }
 
-var (
-	file_kvtier_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-	file_kvtier_proto_msgTypes  = make([]protoimpl.MessageInfo, 77)
-	file_kvtier_proto_goTypes   = []any{
-		Tier(0),                        // 0: kvtier.v1.Tier
-		MissReason(0),                  // 1: kvtier.v1.MissReason
-		Cause(0),                       // 2: kvtier.v1.Cause
-		PutStatus(0),                   // 3: kvtier.v1.PutStatus
-		EventKind(0),                   // 4: kvtier.v1.EventKind
-		Reason(0),                      // 5: kvtier.v1.Reason
-		ScrubState(0),                  // 6: kvtier.v1.ScrubState
-		(*Failure)(nil),                // 7: kvtier.v1.Failure
-		(*PingRequest)(nil),            // 8: kvtier.v1.PingRequest
-		(*PingResponse)(nil),           // 9: kvtier.v1.PingResponse
-		(*Sessions)(nil),               // 10: kvtier.v1.Sessions
-		(*Descriptor)(nil),             // 11: kvtier.v1.Descriptor
-		(*OpenNamespaceRequest)(nil),   // 12: kvtier.v1.OpenNamespaceRequest
-		(*Namespace)(nil),              // 13: kvtier.v1.Namespace
-		(*GetNamespaceRequest)(nil),    // 14: kvtier.v1.GetNamespaceRequest
-		(*ListNamespacesRequest)(nil),  // 15: kvtier.v1.ListNamespacesRequest
-		(*NamespaceInfo)(nil),          // 16: kvtier.v1.NamespaceInfo
-		(*ListNamespacesResponse)(nil), // 17: kvtier.v1.ListNamespacesResponse
-		(*MatchRequest)(nil),           // 18: kvtier.v1.MatchRequest
-		(*MatchResponse)(nil),          // 19: kvtier.v1.MatchResponse
-		(*Lease)(nil),                  // 20: kvtier.v1.Lease
-		(*LocateRequest)(nil),          // 21: kvtier.v1.LocateRequest
-		(*Located)(nil),                // 22: kvtier.v1.Located
-		(*Locations)(nil),              // 23: kvtier.v1.Locations
-		(*LocateResponse)(nil),         // 24: kvtier.v1.LocateResponse
-		(*PutRequest)(nil),             // 25: kvtier.v1.PutRequest
-		(*PutOpen)(nil),                // 26: kvtier.v1.PutOpen
-		(*PutBlock)(nil),               // 27: kvtier.v1.PutBlock
-		(*PutResult)(nil),              // 28: kvtier.v1.PutResult
-		(*PutResponse)(nil),            // 29: kvtier.v1.PutResponse
-		(*GetRequest)(nil),             // 30: kvtier.v1.GetRequest
-		(*GetResponse)(nil),            // 31: kvtier.v1.GetResponse
-		(*ReserveItem)(nil),            // 32: kvtier.v1.ReserveItem
-		(*ReserveRequest)(nil),         // 33: kvtier.v1.ReserveRequest
-		(*Reservation)(nil),            // 34: kvtier.v1.Reservation
-		(*ReserveResponse)(nil),        // 35: kvtier.v1.ReserveResponse
-		(*CommitRequest)(nil),          // 36: kvtier.v1.CommitRequest
-		(*CommitResponse)(nil),         // 37: kvtier.v1.CommitResponse
-		(*AbortRequest)(nil),           // 38: kvtier.v1.AbortRequest
-		(*AbortResponse)(nil),          // 39: kvtier.v1.AbortResponse
-		(*PrefetchRequest)(nil),        // 40: kvtier.v1.PrefetchRequest
-		(*PrefetchResponse)(nil),       // 41: kvtier.v1.PrefetchResponse
-		(*CancelPrefetchRequest)(nil),  // 42: kvtier.v1.CancelPrefetchRequest
-		(*CancelPrefetchResponse)(nil), // 43: kvtier.v1.CancelPrefetchResponse
-		(*RenewLeaseRequest)(nil),      // 44: kvtier.v1.RenewLeaseRequest
-		(*ReleaseLeaseRequest)(nil),    // 45: kvtier.v1.ReleaseLeaseRequest
-		(*ReleaseLeaseResponse)(nil),   // 46: kvtier.v1.ReleaseLeaseResponse
-		(*DeleteRequest)(nil),          // 47: kvtier.v1.DeleteRequest
-		(*DeleteResponse)(nil),         // 48: kvtier.v1.DeleteResponse
-		(*ClearRequest)(nil),           // 49: kvtier.v1.ClearRequest
-		(*ClearResponse)(nil),          // 50: kvtier.v1.ClearResponse
-		(*ListRequest)(nil),            // 51: kvtier.v1.ListRequest
-		(*ListEntry)(nil),              // 52: kvtier.v1.ListEntry
-		(*ListResponse)(nil),           // 53: kvtier.v1.ListResponse
-		(*StatsRequest)(nil),           // 54: kvtier.v1.StatsRequest
-		(*DeviceStats)(nil),            // 55: kvtier.v1.DeviceStats
-		(*TierStats)(nil),              // 56: kvtier.v1.TierStats
-		(*PrefetchStats)(nil),          // 57: kvtier.v1.PrefetchStats
-		(*CatalogStats)(nil),           // 58: kvtier.v1.CatalogStats
-		(*StatsResponse)(nil),          // 59: kvtier.v1.StatsResponse
-		(*NamespaceStats)(nil),         // 60: kvtier.v1.NamespaceStats
-		(*WatchRequest)(nil),           // 61: kvtier.v1.WatchRequest
-		(*Event)(nil),                  // 62: kvtier.v1.Event
-		(*WatchResponse)(nil),          // 63: kvtier.v1.WatchResponse
-		(*PinRequest)(nil),             // 64: kvtier.v1.PinRequest
-		(*PinResult)(nil),              // 65: kvtier.v1.PinResult
-		(*PinResponse)(nil),            // 66: kvtier.v1.PinResponse
-		(*UnpinRequest)(nil),           // 67: kvtier.v1.UnpinRequest
-		(*UnpinResponse)(nil),          // 68: kvtier.v1.UnpinResponse
-		(*StartScrubRequest)(nil),      // 69: kvtier.v1.StartScrubRequest
-		(*StopScrubRequest)(nil),       // 70: kvtier.v1.StopScrubRequest
-		(*ScrubStatus)(nil),            // 71: kvtier.v1.ScrubStatus
-		(*ListSessionsRequest)(nil),    // 72: kvtier.v1.ListSessionsRequest
-		(*ListSessionsResponse)(nil),   // 73: kvtier.v1.ListSessionsResponse
-		(*SessionInfo)(nil),            // 74: kvtier.v1.SessionInfo
-		(*IdentityUsage)(nil),          // 75: kvtier.v1.IdentityUsage
-		(*ListPoliciesRequest)(nil),    // 76: kvtier.v1.ListPoliciesRequest
-		(*TierPolicy)(nil),             // 77: kvtier.v1.TierPolicy
-		(*ListPoliciesResponse)(nil),   // 78: kvtier.v1.ListPoliciesResponse
-		(*SetPolicyRequest)(nil),       // 79: kvtier.v1.SetPolicyRequest
-		(*SetPolicyResponse)(nil),      // 80: kvtier.v1.SetPolicyResponse
-		nil,                            // 81: kvtier.v1.StatsResponse.MissesEntry
-		nil,                            // 82: kvtier.v1.StatsResponse.RemovedEntry
-		nil,                            // 83: kvtier.v1.NamespaceStats.MissesEntry
-	}
-)
-
+var file_kvtier_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
+var file_kvtier_proto_msgTypes = make([]protoimpl.MessageInfo, 80)
+var file_kvtier_proto_goTypes = []any{
+	(Tier)(0),                      // 0: kvtier.v1.Tier
+	(MissReason)(0),                // 1: kvtier.v1.MissReason
+	(Cause)(0),                     // 2: kvtier.v1.Cause
+	(PutStatus)(0),                 // 3: kvtier.v1.PutStatus
+	(EventKind)(0),                 // 4: kvtier.v1.EventKind
+	(Reason)(0),                    // 5: kvtier.v1.Reason
+	(ScrubState)(0),                // 6: kvtier.v1.ScrubState
+	(*Failure)(nil),                // 7: kvtier.v1.Failure
+	(*PingRequest)(nil),            // 8: kvtier.v1.PingRequest
+	(*PingResponse)(nil),           // 9: kvtier.v1.PingResponse
+	(*Sessions)(nil),               // 10: kvtier.v1.Sessions
+	(*Descriptor)(nil),             // 11: kvtier.v1.Descriptor
+	(*OpenNamespaceRequest)(nil),   // 12: kvtier.v1.OpenNamespaceRequest
+	(*Namespace)(nil),              // 13: kvtier.v1.Namespace
+	(*GetNamespaceRequest)(nil),    // 14: kvtier.v1.GetNamespaceRequest
+	(*ListNamespacesRequest)(nil),  // 15: kvtier.v1.ListNamespacesRequest
+	(*NamespaceInfo)(nil),          // 16: kvtier.v1.NamespaceInfo
+	(*ListNamespacesResponse)(nil), // 17: kvtier.v1.ListNamespacesResponse
+	(*MatchRequest)(nil),           // 18: kvtier.v1.MatchRequest
+	(*MatchResponse)(nil),          // 19: kvtier.v1.MatchResponse
+	(*Lease)(nil),                  // 20: kvtier.v1.Lease
+	(*LocateRequest)(nil),          // 21: kvtier.v1.LocateRequest
+	(*Located)(nil),                // 22: kvtier.v1.Located
+	(*Locations)(nil),              // 23: kvtier.v1.Locations
+	(*LocateResponse)(nil),         // 24: kvtier.v1.LocateResponse
+	(*PutRequest)(nil),             // 25: kvtier.v1.PutRequest
+	(*PutOpen)(nil),                // 26: kvtier.v1.PutOpen
+	(*PutBlock)(nil),               // 27: kvtier.v1.PutBlock
+	(*PutResult)(nil),              // 28: kvtier.v1.PutResult
+	(*PutResponse)(nil),            // 29: kvtier.v1.PutResponse
+	(*GetRequest)(nil),             // 30: kvtier.v1.GetRequest
+	(*GetResponse)(nil),            // 31: kvtier.v1.GetResponse
+	(*ReserveItem)(nil),            // 32: kvtier.v1.ReserveItem
+	(*ReserveRequest)(nil),         // 33: kvtier.v1.ReserveRequest
+	(*Reservation)(nil),            // 34: kvtier.v1.Reservation
+	(*ReserveResponse)(nil),        // 35: kvtier.v1.ReserveResponse
+	(*CommitRequest)(nil),          // 36: kvtier.v1.CommitRequest
+	(*CommitResponse)(nil),         // 37: kvtier.v1.CommitResponse
+	(*AbortRequest)(nil),           // 38: kvtier.v1.AbortRequest
+	(*AbortResponse)(nil),          // 39: kvtier.v1.AbortResponse
+	(*PrefetchRequest)(nil),        // 40: kvtier.v1.PrefetchRequest
+	(*PrefetchResponse)(nil),       // 41: kvtier.v1.PrefetchResponse
+	(*CancelPrefetchRequest)(nil),  // 42: kvtier.v1.CancelPrefetchRequest
+	(*CancelPrefetchResponse)(nil), // 43: kvtier.v1.CancelPrefetchResponse
+	(*RenewLeaseRequest)(nil),      // 44: kvtier.v1.RenewLeaseRequest
+	(*ReleaseLeaseRequest)(nil),    // 45: kvtier.v1.ReleaseLeaseRequest
+	(*ReleaseLeaseResponse)(nil),   // 46: kvtier.v1.ReleaseLeaseResponse
+	(*DeleteRequest)(nil),          // 47: kvtier.v1.DeleteRequest
+	(*DeleteResponse)(nil),         // 48: kvtier.v1.DeleteResponse
+	(*ClearRequest)(nil),           // 49: kvtier.v1.ClearRequest
+	(*ClearResponse)(nil),          // 50: kvtier.v1.ClearResponse
+	(*ListRequest)(nil),            // 51: kvtier.v1.ListRequest
+	(*ListEntry)(nil),              // 52: kvtier.v1.ListEntry
+	(*ListResponse)(nil),           // 53: kvtier.v1.ListResponse
+	(*StatsRequest)(nil),           // 54: kvtier.v1.StatsRequest
+	(*DeviceStats)(nil),            // 55: kvtier.v1.DeviceStats
+	(*TierStats)(nil),              // 56: kvtier.v1.TierStats
+	(*Curve)(nil),                  // 57: kvtier.v1.Curve
+	(*AdmissionStats)(nil),         // 58: kvtier.v1.AdmissionStats
+	(*PrefetchStats)(nil),          // 59: kvtier.v1.PrefetchStats
+	(*CatalogStats)(nil),           // 60: kvtier.v1.CatalogStats
+	(*StatsResponse)(nil),          // 61: kvtier.v1.StatsResponse
+	(*NamespaceStats)(nil),         // 62: kvtier.v1.NamespaceStats
+	(*WatchRequest)(nil),           // 63: kvtier.v1.WatchRequest
+	(*Event)(nil),                  // 64: kvtier.v1.Event
+	(*WatchResponse)(nil),          // 65: kvtier.v1.WatchResponse
+	(*PinRequest)(nil),             // 66: kvtier.v1.PinRequest
+	(*PinResult)(nil),              // 67: kvtier.v1.PinResult
+	(*PinResponse)(nil),            // 68: kvtier.v1.PinResponse
+	(*UnpinRequest)(nil),           // 69: kvtier.v1.UnpinRequest
+	(*UnpinResponse)(nil),          // 70: kvtier.v1.UnpinResponse
+	(*StartScrubRequest)(nil),      // 71: kvtier.v1.StartScrubRequest
+	(*StopScrubRequest)(nil),       // 72: kvtier.v1.StopScrubRequest
+	(*ScrubStatus)(nil),            // 73: kvtier.v1.ScrubStatus
+	(*ListSessionsRequest)(nil),    // 74: kvtier.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),   // 75: kvtier.v1.ListSessionsResponse
+	(*SessionInfo)(nil),            // 76: kvtier.v1.SessionInfo
+	(*IdentityUsage)(nil),          // 77: kvtier.v1.IdentityUsage
+	(*ListPoliciesRequest)(nil),    // 78: kvtier.v1.ListPoliciesRequest
+	(*TierPolicy)(nil),             // 79: kvtier.v1.TierPolicy
+	(*ListPoliciesResponse)(nil),   // 80: kvtier.v1.ListPoliciesResponse
+	(*SetPolicyRequest)(nil),       // 81: kvtier.v1.SetPolicyRequest
+	(*SetPolicyResponse)(nil),      // 82: kvtier.v1.SetPolicyResponse
+	nil,                            // 83: kvtier.v1.AdmissionStats.RejectedEntry
+	nil,                            // 84: kvtier.v1.StatsResponse.MissesEntry
+	nil,                            // 85: kvtier.v1.StatsResponse.RemovedEntry
+	nil,                            // 86: kvtier.v1.NamespaceStats.MissesEntry
+}
 var file_kvtier_proto_depIdxs = []int32{
 	2,  // 0: kvtier.v1.Failure.cause:type_name -> kvtier.v1.Cause
 	10, // 1: kvtier.v1.PingResponse.sessions:type_name -> kvtier.v1.Sessions
@@ -6277,85 +6451,88 @@ var file_kvtier_proto_depIdxs = []int32{
 	52, // 28: kvtier.v1.ListResponse.entries:type_name -> kvtier.v1.ListEntry
 	0,  // 29: kvtier.v1.TierStats.tier:type_name -> kvtier.v1.Tier
 	55, // 30: kvtier.v1.TierStats.devices:type_name -> kvtier.v1.DeviceStats
-	56, // 31: kvtier.v1.StatsResponse.tiers:type_name -> kvtier.v1.TierStats
-	81, // 32: kvtier.v1.StatsResponse.misses:type_name -> kvtier.v1.StatsResponse.MissesEntry
-	82, // 33: kvtier.v1.StatsResponse.removed:type_name -> kvtier.v1.StatsResponse.RemovedEntry
-	57, // 34: kvtier.v1.StatsResponse.prefetch:type_name -> kvtier.v1.PrefetchStats
-	71, // 35: kvtier.v1.StatsResponse.scrub:type_name -> kvtier.v1.ScrubStatus
-	58, // 36: kvtier.v1.StatsResponse.catalog:type_name -> kvtier.v1.CatalogStats
-	60, // 37: kvtier.v1.StatsResponse.by_namespace:type_name -> kvtier.v1.NamespaceStats
-	83, // 38: kvtier.v1.NamespaceStats.misses:type_name -> kvtier.v1.NamespaceStats.MissesEntry
-	4,  // 39: kvtier.v1.Event.kind:type_name -> kvtier.v1.EventKind
-	0,  // 40: kvtier.v1.Event.tier:type_name -> kvtier.v1.Tier
-	5,  // 41: kvtier.v1.Event.reason:type_name -> kvtier.v1.Reason
-	62, // 42: kvtier.v1.WatchResponse.event:type_name -> kvtier.v1.Event
-	7,  // 43: kvtier.v1.PinResult.failure:type_name -> kvtier.v1.Failure
-	65, // 44: kvtier.v1.PinResponse.results:type_name -> kvtier.v1.PinResult
-	6,  // 45: kvtier.v1.ScrubStatus.state:type_name -> kvtier.v1.ScrubState
-	74, // 46: kvtier.v1.ListSessionsResponse.sessions:type_name -> kvtier.v1.SessionInfo
-	75, // 47: kvtier.v1.SessionInfo.identity_usage:type_name -> kvtier.v1.IdentityUsage
-	0,  // 48: kvtier.v1.TierPolicy.tier:type_name -> kvtier.v1.Tier
-	77, // 49: kvtier.v1.ListPoliciesResponse.tiers:type_name -> kvtier.v1.TierPolicy
-	0,  // 50: kvtier.v1.SetPolicyRequest.tier:type_name -> kvtier.v1.Tier
-	8,  // 51: kvtier.v1.Kvtier.Ping:input_type -> kvtier.v1.PingRequest
-	12, // 52: kvtier.v1.Kvtier.OpenNamespace:input_type -> kvtier.v1.OpenNamespaceRequest
-	14, // 53: kvtier.v1.Kvtier.GetNamespace:input_type -> kvtier.v1.GetNamespaceRequest
-	15, // 54: kvtier.v1.Kvtier.ListNamespaces:input_type -> kvtier.v1.ListNamespacesRequest
-	18, // 55: kvtier.v1.Kvtier.Match:input_type -> kvtier.v1.MatchRequest
-	21, // 56: kvtier.v1.Kvtier.Locate:input_type -> kvtier.v1.LocateRequest
-	25, // 57: kvtier.v1.Kvtier.Put:input_type -> kvtier.v1.PutRequest
-	30, // 58: kvtier.v1.Kvtier.Get:input_type -> kvtier.v1.GetRequest
-	33, // 59: kvtier.v1.Kvtier.Reserve:input_type -> kvtier.v1.ReserveRequest
-	36, // 60: kvtier.v1.Kvtier.Commit:input_type -> kvtier.v1.CommitRequest
-	38, // 61: kvtier.v1.Kvtier.Abort:input_type -> kvtier.v1.AbortRequest
-	40, // 62: kvtier.v1.Kvtier.Prefetch:input_type -> kvtier.v1.PrefetchRequest
-	42, // 63: kvtier.v1.Kvtier.CancelPrefetch:input_type -> kvtier.v1.CancelPrefetchRequest
-	44, // 64: kvtier.v1.Kvtier.RenewLease:input_type -> kvtier.v1.RenewLeaseRequest
-	45, // 65: kvtier.v1.Kvtier.ReleaseLease:input_type -> kvtier.v1.ReleaseLeaseRequest
-	47, // 66: kvtier.v1.Kvtier.Delete:input_type -> kvtier.v1.DeleteRequest
-	49, // 67: kvtier.v1.Kvtier.Clear:input_type -> kvtier.v1.ClearRequest
-	51, // 68: kvtier.v1.Kvtier.List:input_type -> kvtier.v1.ListRequest
-	72, // 69: kvtier.v1.Kvtier.ListSessions:input_type -> kvtier.v1.ListSessionsRequest
-	54, // 70: kvtier.v1.Kvtier.Stats:input_type -> kvtier.v1.StatsRequest
-	61, // 71: kvtier.v1.Kvtier.Watch:input_type -> kvtier.v1.WatchRequest
-	64, // 72: kvtier.v1.Kvtier.Pin:input_type -> kvtier.v1.PinRequest
-	67, // 73: kvtier.v1.Kvtier.Unpin:input_type -> kvtier.v1.UnpinRequest
-	69, // 74: kvtier.v1.Kvtier.StartScrub:input_type -> kvtier.v1.StartScrubRequest
-	70, // 75: kvtier.v1.Kvtier.StopScrub:input_type -> kvtier.v1.StopScrubRequest
-	76, // 76: kvtier.v1.Kvtier.ListPolicies:input_type -> kvtier.v1.ListPoliciesRequest
-	79, // 77: kvtier.v1.Kvtier.SetPolicy:input_type -> kvtier.v1.SetPolicyRequest
-	9,  // 78: kvtier.v1.Kvtier.Ping:output_type -> kvtier.v1.PingResponse
-	13, // 79: kvtier.v1.Kvtier.OpenNamespace:output_type -> kvtier.v1.Namespace
-	13, // 80: kvtier.v1.Kvtier.GetNamespace:output_type -> kvtier.v1.Namespace
-	17, // 81: kvtier.v1.Kvtier.ListNamespaces:output_type -> kvtier.v1.ListNamespacesResponse
-	19, // 82: kvtier.v1.Kvtier.Match:output_type -> kvtier.v1.MatchResponse
-	24, // 83: kvtier.v1.Kvtier.Locate:output_type -> kvtier.v1.LocateResponse
-	29, // 84: kvtier.v1.Kvtier.Put:output_type -> kvtier.v1.PutResponse
-	31, // 85: kvtier.v1.Kvtier.Get:output_type -> kvtier.v1.GetResponse
-	35, // 86: kvtier.v1.Kvtier.Reserve:output_type -> kvtier.v1.ReserveResponse
-	37, // 87: kvtier.v1.Kvtier.Commit:output_type -> kvtier.v1.CommitResponse
-	39, // 88: kvtier.v1.Kvtier.Abort:output_type -> kvtier.v1.AbortResponse
-	41, // 89: kvtier.v1.Kvtier.Prefetch:output_type -> kvtier.v1.PrefetchResponse
-	43, // 90: kvtier.v1.Kvtier.CancelPrefetch:output_type -> kvtier.v1.CancelPrefetchResponse
-	20, // 91: kvtier.v1.Kvtier.RenewLease:output_type -> kvtier.v1.Lease
-	46, // 92: kvtier.v1.Kvtier.ReleaseLease:output_type -> kvtier.v1.ReleaseLeaseResponse
-	48, // 93: kvtier.v1.Kvtier.Delete:output_type -> kvtier.v1.DeleteResponse
-	50, // 94: kvtier.v1.Kvtier.Clear:output_type -> kvtier.v1.ClearResponse
-	53, // 95: kvtier.v1.Kvtier.List:output_type -> kvtier.v1.ListResponse
-	73, // 96: kvtier.v1.Kvtier.ListSessions:output_type -> kvtier.v1.ListSessionsResponse
-	59, // 97: kvtier.v1.Kvtier.Stats:output_type -> kvtier.v1.StatsResponse
-	63, // 98: kvtier.v1.Kvtier.Watch:output_type -> kvtier.v1.WatchResponse
-	66, // 99: kvtier.v1.Kvtier.Pin:output_type -> kvtier.v1.PinResponse
-	68, // 100: kvtier.v1.Kvtier.Unpin:output_type -> kvtier.v1.UnpinResponse
-	71, // 101: kvtier.v1.Kvtier.StartScrub:output_type -> kvtier.v1.ScrubStatus
-	71, // 102: kvtier.v1.Kvtier.StopScrub:output_type -> kvtier.v1.ScrubStatus
-	78, // 103: kvtier.v1.Kvtier.ListPolicies:output_type -> kvtier.v1.ListPoliciesResponse
-	80, // 104: kvtier.v1.Kvtier.SetPolicy:output_type -> kvtier.v1.SetPolicyResponse
-	78, // [78:105] is the sub-list for method output_type
-	51, // [51:78] is the sub-list for method input_type
-	51, // [51:51] is the sub-list for extension type_name
-	51, // [51:51] is the sub-list for extension extendee
-	0,  // [0:51] is the sub-list for field type_name
+	58, // 31: kvtier.v1.TierStats.admission:type_name -> kvtier.v1.AdmissionStats
+	57, // 32: kvtier.v1.TierStats.curves:type_name -> kvtier.v1.Curve
+	83, // 33: kvtier.v1.AdmissionStats.rejected:type_name -> kvtier.v1.AdmissionStats.RejectedEntry
+	56, // 34: kvtier.v1.StatsResponse.tiers:type_name -> kvtier.v1.TierStats
+	84, // 35: kvtier.v1.StatsResponse.misses:type_name -> kvtier.v1.StatsResponse.MissesEntry
+	85, // 36: kvtier.v1.StatsResponse.removed:type_name -> kvtier.v1.StatsResponse.RemovedEntry
+	59, // 37: kvtier.v1.StatsResponse.prefetch:type_name -> kvtier.v1.PrefetchStats
+	73, // 38: kvtier.v1.StatsResponse.scrub:type_name -> kvtier.v1.ScrubStatus
+	60, // 39: kvtier.v1.StatsResponse.catalog:type_name -> kvtier.v1.CatalogStats
+	62, // 40: kvtier.v1.StatsResponse.by_namespace:type_name -> kvtier.v1.NamespaceStats
+	86, // 41: kvtier.v1.NamespaceStats.misses:type_name -> kvtier.v1.NamespaceStats.MissesEntry
+	4,  // 42: kvtier.v1.Event.kind:type_name -> kvtier.v1.EventKind
+	0,  // 43: kvtier.v1.Event.tier:type_name -> kvtier.v1.Tier
+	5,  // 44: kvtier.v1.Event.reason:type_name -> kvtier.v1.Reason
+	64, // 45: kvtier.v1.WatchResponse.event:type_name -> kvtier.v1.Event
+	7,  // 46: kvtier.v1.PinResult.failure:type_name -> kvtier.v1.Failure
+	67, // 47: kvtier.v1.PinResponse.results:type_name -> kvtier.v1.PinResult
+	6,  // 48: kvtier.v1.ScrubStatus.state:type_name -> kvtier.v1.ScrubState
+	76, // 49: kvtier.v1.ListSessionsResponse.sessions:type_name -> kvtier.v1.SessionInfo
+	77, // 50: kvtier.v1.SessionInfo.identity_usage:type_name -> kvtier.v1.IdentityUsage
+	0,  // 51: kvtier.v1.TierPolicy.tier:type_name -> kvtier.v1.Tier
+	79, // 52: kvtier.v1.ListPoliciesResponse.tiers:type_name -> kvtier.v1.TierPolicy
+	0,  // 53: kvtier.v1.SetPolicyRequest.tier:type_name -> kvtier.v1.Tier
+	8,  // 54: kvtier.v1.Kvtier.Ping:input_type -> kvtier.v1.PingRequest
+	12, // 55: kvtier.v1.Kvtier.OpenNamespace:input_type -> kvtier.v1.OpenNamespaceRequest
+	14, // 56: kvtier.v1.Kvtier.GetNamespace:input_type -> kvtier.v1.GetNamespaceRequest
+	15, // 57: kvtier.v1.Kvtier.ListNamespaces:input_type -> kvtier.v1.ListNamespacesRequest
+	18, // 58: kvtier.v1.Kvtier.Match:input_type -> kvtier.v1.MatchRequest
+	21, // 59: kvtier.v1.Kvtier.Locate:input_type -> kvtier.v1.LocateRequest
+	25, // 60: kvtier.v1.Kvtier.Put:input_type -> kvtier.v1.PutRequest
+	30, // 61: kvtier.v1.Kvtier.Get:input_type -> kvtier.v1.GetRequest
+	33, // 62: kvtier.v1.Kvtier.Reserve:input_type -> kvtier.v1.ReserveRequest
+	36, // 63: kvtier.v1.Kvtier.Commit:input_type -> kvtier.v1.CommitRequest
+	38, // 64: kvtier.v1.Kvtier.Abort:input_type -> kvtier.v1.AbortRequest
+	40, // 65: kvtier.v1.Kvtier.Prefetch:input_type -> kvtier.v1.PrefetchRequest
+	42, // 66: kvtier.v1.Kvtier.CancelPrefetch:input_type -> kvtier.v1.CancelPrefetchRequest
+	44, // 67: kvtier.v1.Kvtier.RenewLease:input_type -> kvtier.v1.RenewLeaseRequest
+	45, // 68: kvtier.v1.Kvtier.ReleaseLease:input_type -> kvtier.v1.ReleaseLeaseRequest
+	47, // 69: kvtier.v1.Kvtier.Delete:input_type -> kvtier.v1.DeleteRequest
+	49, // 70: kvtier.v1.Kvtier.Clear:input_type -> kvtier.v1.ClearRequest
+	51, // 71: kvtier.v1.Kvtier.List:input_type -> kvtier.v1.ListRequest
+	74, // 72: kvtier.v1.Kvtier.ListSessions:input_type -> kvtier.v1.ListSessionsRequest
+	54, // 73: kvtier.v1.Kvtier.Stats:input_type -> kvtier.v1.StatsRequest
+	63, // 74: kvtier.v1.Kvtier.Watch:input_type -> kvtier.v1.WatchRequest
+	66, // 75: kvtier.v1.Kvtier.Pin:input_type -> kvtier.v1.PinRequest
+	69, // 76: kvtier.v1.Kvtier.Unpin:input_type -> kvtier.v1.UnpinRequest
+	71, // 77: kvtier.v1.Kvtier.StartScrub:input_type -> kvtier.v1.StartScrubRequest
+	72, // 78: kvtier.v1.Kvtier.StopScrub:input_type -> kvtier.v1.StopScrubRequest
+	78, // 79: kvtier.v1.Kvtier.ListPolicies:input_type -> kvtier.v1.ListPoliciesRequest
+	81, // 80: kvtier.v1.Kvtier.SetPolicy:input_type -> kvtier.v1.SetPolicyRequest
+	9,  // 81: kvtier.v1.Kvtier.Ping:output_type -> kvtier.v1.PingResponse
+	13, // 82: kvtier.v1.Kvtier.OpenNamespace:output_type -> kvtier.v1.Namespace
+	13, // 83: kvtier.v1.Kvtier.GetNamespace:output_type -> kvtier.v1.Namespace
+	17, // 84: kvtier.v1.Kvtier.ListNamespaces:output_type -> kvtier.v1.ListNamespacesResponse
+	19, // 85: kvtier.v1.Kvtier.Match:output_type -> kvtier.v1.MatchResponse
+	24, // 86: kvtier.v1.Kvtier.Locate:output_type -> kvtier.v1.LocateResponse
+	29, // 87: kvtier.v1.Kvtier.Put:output_type -> kvtier.v1.PutResponse
+	31, // 88: kvtier.v1.Kvtier.Get:output_type -> kvtier.v1.GetResponse
+	35, // 89: kvtier.v1.Kvtier.Reserve:output_type -> kvtier.v1.ReserveResponse
+	37, // 90: kvtier.v1.Kvtier.Commit:output_type -> kvtier.v1.CommitResponse
+	39, // 91: kvtier.v1.Kvtier.Abort:output_type -> kvtier.v1.AbortResponse
+	41, // 92: kvtier.v1.Kvtier.Prefetch:output_type -> kvtier.v1.PrefetchResponse
+	43, // 93: kvtier.v1.Kvtier.CancelPrefetch:output_type -> kvtier.v1.CancelPrefetchResponse
+	20, // 94: kvtier.v1.Kvtier.RenewLease:output_type -> kvtier.v1.Lease
+	46, // 95: kvtier.v1.Kvtier.ReleaseLease:output_type -> kvtier.v1.ReleaseLeaseResponse
+	48, // 96: kvtier.v1.Kvtier.Delete:output_type -> kvtier.v1.DeleteResponse
+	50, // 97: kvtier.v1.Kvtier.Clear:output_type -> kvtier.v1.ClearResponse
+	53, // 98: kvtier.v1.Kvtier.List:output_type -> kvtier.v1.ListResponse
+	75, // 99: kvtier.v1.Kvtier.ListSessions:output_type -> kvtier.v1.ListSessionsResponse
+	61, // 100: kvtier.v1.Kvtier.Stats:output_type -> kvtier.v1.StatsResponse
+	65, // 101: kvtier.v1.Kvtier.Watch:output_type -> kvtier.v1.WatchResponse
+	68, // 102: kvtier.v1.Kvtier.Pin:output_type -> kvtier.v1.PinResponse
+	70, // 103: kvtier.v1.Kvtier.Unpin:output_type -> kvtier.v1.UnpinResponse
+	73, // 104: kvtier.v1.Kvtier.StartScrub:output_type -> kvtier.v1.ScrubStatus
+	73, // 105: kvtier.v1.Kvtier.StopScrub:output_type -> kvtier.v1.ScrubStatus
+	80, // 106: kvtier.v1.Kvtier.ListPolicies:output_type -> kvtier.v1.ListPoliciesResponse
+	82, // 107: kvtier.v1.Kvtier.SetPolicy:output_type -> kvtier.v1.SetPolicyResponse
+	81, // [81:108] is the sub-list for method output_type
+	54, // [54:81] is the sub-list for method input_type
+	54, // [54:54] is the sub-list for extension type_name
+	54, // [54:54] is the sub-list for extension extendee
+	0,  // [0:54] is the sub-list for field type_name
 }
 
 func init() { file_kvtier_proto_init() }
@@ -6369,7 +6546,7 @@ func file_kvtier_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvtier_proto_rawDesc), len(file_kvtier_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   77,
+			NumMessages:   80,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

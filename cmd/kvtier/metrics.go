@@ -59,6 +59,9 @@ type storeCollector struct {
 	take    func() (storeSnapshot, bool) // false while there is no store
 	store   group[block.Stats]
 	tier    group[block.TierStats]
+	admit   group[block.AdmissionStats]
+	turned  *prometheus.Desc
+	curve   *prometheus.Desc
 	device  group[block.DeviceStats]
 	scrub   group[block.ScrubStatus]
 	catalog group[index.CatalogMetrics]
@@ -76,9 +79,13 @@ type storeCollector struct {
 // newStoreCollector makes the collector of what take returns.
 func newStoreCollector(take func() (storeSnapshot, bool)) *storeCollector {
 	c := &storeCollector{
-		take:    take,
-		store:   group[block.Stats]{prefix: "kvtier_"},
-		tier:    group[block.TierStats]{prefix: "kvtier_tier_", labels: []string{"tier"}},
+		take:   take,
+		store:  group[block.Stats]{prefix: "kvtier_"},
+		tier:   group[block.TierStats]{prefix: "kvtier_tier_", labels: []string{"tier"}},
+		admit:  group[block.AdmissionStats]{prefix: "kvtier_tier_", labels: []string{"tier"}},
+		turned: prometheus.NewDesc("kvtier_tier_rejected_total", "Blocks that left the tier above, were in no other, and were not admitted to the tier, by reason.", []string{"tier", "reason"}, nil),
+		curve: prometheus.NewDesc("kvtier_tier_would_hit_ratio", "Share of the blocks asked for that the tier would have had with another policy or size, in capacities; estimated.",
+			[]string{"tier", "policy", "size"}, nil),
 		device:  group[block.DeviceStats]{prefix: "kvtier_device_", labels: []string{"tier", "device"}},
 		scrub:   group[block.ScrubStatus]{prefix: "kvtier_scrub_"},
 		catalog: group[index.CatalogMetrics]{prefix: "kvtier_catalog_"},
@@ -95,6 +102,7 @@ func newStoreCollector(take func() (storeSnapshot, bool)) *storeCollector {
 	}
 	c.addStore()
 	c.addTier()
+	c.addAdmission()
 	c.addNamespace()
 	c.addDevice()
 	c.addScrub()
@@ -145,6 +153,12 @@ func (c *storeCollector) addTier() {
 	c.tier.add(gauge, "eviction_behind_seconds", "How long the tier has been above its high watermark although it should not; 0 when eviction keeps up.", func(t *block.TierStats) float64 { return t.Behind.Seconds() })
 	c.tier.add(counter, "eviction_fell_behind_total", "How often eviction fell behind.", func(t *block.TierStats) float64 { return float64(t.FellBehind) })
 	c.tier.add(counter, "policy_hints_dropped_total", "Hints to the policy that its queue had no room for.", func(t *block.TierStats) float64 { return float64(t.QueueDrops) })
+}
+
+func (c *storeCollector) addAdmission() {
+	c.admit.add(gauge, "write_budget_bytes", "Bytes that may be written to the tier in a day.", func(a *block.AdmissionStats) float64 { return float64(a.Budget) })
+	c.admit.add(gauge, "write_budget_available_bytes", "Bytes of the budget that may be written now; below 0 when others have overdrawn it.", func(a *block.AdmissionStats) float64 { return float64(a.Available) })
+	c.admit.add(counter, "admitted_total", "Blocks that left the tier above, were in no other, and were admitted to the tier.", func(a *block.AdmissionStats) float64 { return float64(a.Admitted) })
 }
 
 func (c *storeCollector) addDevice() {
@@ -208,11 +222,12 @@ func unixSeconds(t time.Time) float64 {
 
 // Describe lists the metrics.
 func (c *storeCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.ready, c.info, c.opened, c.policy, c.missed, c.misses, c.removed} {
+	for _, d := range []*prometheus.Desc{c.ready, c.info, c.opened, c.policy, c.missed, c.misses, c.removed, c.turned, c.curve} {
 		ch <- d
 	}
 	c.store.describe(ch)
 	c.tier.describe(ch)
+	c.admit.describe(ch)
 	c.space.describe(ch)
 	c.device.describe(ch)
 	c.scrub.describe(ch)
@@ -249,6 +264,17 @@ func (c *storeCollector) Collect(ch chan<- prometheus.Metric) {
 		t := &s.stats.Tiers[i]
 		c.tier.collect(ch, t, t.Tier.String())
 		ch <- prometheus.MustNewConstMetric(c.policy, gauge, 1, t.Tier.String(), t.Policy)
+		if a := t.Admission; a != nil {
+			c.admit.collect(ch, a, t.Tier.String())
+			for reason, n := range a.Rejected {
+				ch <- prometheus.MustNewConstMetric(c.turned, counter, float64(n), t.Tier.String(), reason)
+			}
+		}
+		for _, k := range t.Curves {
+			if k.Asked > 0 {
+				ch <- prometheus.MustNewConstMetric(c.curve, gauge, float64(k.Hits)/float64(k.Asked), t.Tier.String(), k.Policy, curveSize(k.Size))
+			}
+		}
 		for j := range t.Devices {
 			d := &t.Devices[j]
 			ch <- prometheus.MustNewConstMetric(c.info, gauge, 1, t.Tier.String(), d.Path, d.ID, d.Engine, d.State)

@@ -37,10 +37,12 @@ func aStats() block.Stats {
 		Tiers: []block.TierStats{
 			{
 				Tier: block.G2, Capacity: 1 << 30, Used: 1 << 20, Blocks: 10, Hits: 7, Evictions: 3, Policy: "arc",
+				Curves:  []block.Curve{{Policy: "arc", Size: 0.5, Asked: 8, Hits: 2}, {Asked: 8, Hits: 6}, {Policy: "gdsf", Size: 2}},
 				Devices: []block.DeviceStats{{Path: "memory", Bytes: 1 << 30, PageBytes: 2 << 20, Locked: 1 << 29, State: "healthy"}},
 			},
 			{
 				Tier: block.G3, Capacity: 4 << 30, BytesIn: 99, Policy: "lru-leaf", Behind: 3 * time.Second, FellBehind: 1,
+				Admission: &block.AdmissionStats{Budget: 1 << 40, Available: -4096, Admitted: 7, Rejected: map[string]int64{"used_once": 5, "tail": 0}},
 				Devices: []block.DeviceStats{
 					{Path: "/a", ID: "0a", Bytes: 2 << 30, FreeOnFS: 5, Engine: "io_uring", State: "healthy"},
 					{

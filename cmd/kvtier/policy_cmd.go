@@ -20,6 +20,8 @@ type policyOutput struct {
 	Policy string `json:"policy"`
 	Start  string `json:"start"`  // the one that the daemon was started with
 	Moving int64  `json:"moving"` // blocks that the policy before it still has
+
+	Curves []statCurve `json:"curves,omitempty"` // what the tier would have had with others
 }
 
 func newPolicyCmd() *cobra.Command {
@@ -35,8 +37,12 @@ func newPolicyShowCmd() *cobra.Command {
 	var f clientFlags
 	c := &cobra.Command{
 		Use:   "show",
-		Short: "Print the policy of each tier",
-		Args:  noArgs,
+		Short: "Print the policy of each tier, and what others would have hit",
+		Long: `Print the policy of each tier, and what share of the blocks asked for the tier would
+have had by itself with each of the policies, and with half and twice the room under
+the one that it has: all estimated from a sample of the requests since the daemon's
+start. ALL is what a tier with room for everything would have had: no more can be hit.`,
+		Args: noArgs,
 	}
 	f.add(c, "print one JSON array")
 	c.RunE = func(c *cobra.Command, _ []string) error {
@@ -47,10 +53,25 @@ func newPolicyShowCmd() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if f.json {
-				return writeJSON(c.OutOrStdout(), describePolicies(all))
+			s, err := client.Stats(ctx)
+			if err != nil {
+				return err
 			}
-			return printPolicies(c.OutOrStdout(), all)
+			if f.json {
+				out := describePolicies(all)
+				for i := range out {
+					for _, t := range s.Tiers {
+						if t.Tier == all[i].Tier {
+							out[i].Curves = describeCurves(t.Curves)
+						}
+					}
+				}
+				return writeJSON(c.OutOrStdout(), out)
+			}
+			if err := printPolicies(c.OutOrStdout(), all); err != nil {
+				return err
+			}
+			return printCurves(c.OutOrStdout(), s.Tiers)
 		})
 	}
 	return c
@@ -111,7 +132,7 @@ policy.`,
 func describePolicies(all []block.TierPolicy) []policyOutput {
 	out := []policyOutput{}
 	for _, p := range all {
-		out = append(out, policyOutput{p.Tier.String(), p.Policy, p.Start, p.Moving})
+		out = append(out, policyOutput{Tier: p.Tier.String(), Policy: p.Policy, Start: p.Start, Moving: p.Moving})
 	}
 	return out
 }
@@ -123,6 +144,47 @@ func printPolicies(w io.Writer, all []block.TierPolicy) error {
 		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\n", p.Tier, p.Policy, p.Start, counted(p.Moving, "block"))
 	}
 	return tw.Flush()
+}
+
+// printCurves prints what tiers would have hit, those that were asked for something.
+func printCurves(w io.Writer, tiers []block.TierStats) error {
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	head := false
+	for _, t := range tiers {
+		var names, shares []string
+		var asked int64
+		for _, k := range t.Curves {
+			if k.Size == 0 {
+				asked = k.Asked
+			}
+			name := k.Policy
+			if k.Size != 1 {
+				name = map[float64]string{0: "ALL", 0.5: "HALF", 2: "TWICE"}[k.Size]
+			}
+			share := "-"
+			if k.Asked > 0 {
+				share = fmt.Sprintf("%.1f%%", 100*float64(k.Hits)/float64(k.Asked))
+			}
+			names, shares = append(names, name), append(shares, share)
+		}
+		if asked == 0 {
+			continue
+		}
+		if !head {
+			fmt.Fprintf(tw, "\nTIER\tASKED\t%s\n", strings.Join(names, "\t"))
+			head = true
+		}
+		fmt.Fprintf(tw, "%s\t%d\t%s\n", t.Tier, asked, strings.Join(shares, "\t"))
+	}
+	return tw.Flush()
+}
+
+// curveSize writes the size of a tier that might have been.
+func curveSize(size float64) string {
+	if size == 0 {
+		return "all"
+	}
+	return fmt.Sprint(size)
 }
 
 // checkTierPolicy checks a value of --policy: NAME, or TIER=NAME for one tier.

@@ -20,7 +20,7 @@ func TestPolicy(t *testing.T) {
 	kvtier(t, addr, "", "policy", "set").want(t, 2, "", "1 arg")
 	r := kvtier(t, addr, "", "policy", "set", "arc", "--json")
 	var got []policyOutput
-	if err := json.Unmarshal([]byte(r.stdout), &got); err != nil || r.code != 0 || len(got) != 1 || got[0] != (policyOutput{"g2", "arc", "lru-leaf", 0}) {
+	if err := json.Unmarshal([]byte(r.stdout), &got); err != nil || r.code != 0 || len(got) != 1 || got[0].Tier != "g2" || got[0].Policy != "arc" || got[0].Start != "lru-leaf" || got[0].Moving != 0 {
 		t.Errorf("set --json: %+v, %v", r, err)
 	}
 	kvtier(t, addr, "", "policy", "show").want(t, 0, strings.ReplaceAll(head, "POLICY    ", "POLICY  ")+"g2    arc     lru-leaf  0 blocks\n", "")
@@ -48,5 +48,45 @@ func TestPlanPolicy(t *testing.T) {
 		if _, err := f.plan(t.Context(), fakeEnv(nil)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", args, err, want)
 		}
+	}
+}
+
+func TestPlanWriteBudget(t *testing.T) {
+	for args, want := range map[string]int64{
+		"":                                0,
+		"--write-budget none":             0,
+		"--write-budget 10TB":             10e12,
+		"--nvme none":                     0,
+		"--write-budget none --nvme none": 0,
+	} {
+		f, _ := newServeFlags(t, strings.Fields(args)...)
+		p, err := f.plan(t.Context(), fakeEnv(nil))
+		if err != nil || p.writeBudget != want {
+			t.Errorf("%s: %v, %v, want %d", args, p, err, want)
+		}
+	}
+	for args, want := range map[string]string{
+		"--write-budget 0":               "--write-budget 0: nothing could be written to NVMe",
+		"--write-budget 1MiB":            "--write-budget 1MiB: want at least 192MiB a day",
+		"--write-budget 1TB --nvme none": "exclude each other",
+	} {
+		f, _ := newServeFlags(t, strings.Fields(args)...)
+		if _, err := f.plan(t.Context(), fakeEnv(nil)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", args, err, want)
+		}
+	}
+}
+
+func TestPrintCurves(t *testing.T) {
+	var out strings.Builder
+	err := printCurves(&out, []block.TierStats{
+		{Tier: block.G2, Curves: []block.Curve{
+			{Policy: "arc", Size: 1, Asked: 1000, Hits: 400}, {Policy: "arc", Size: 0.5, Asked: 100, Hits: 30}, {Policy: "arc", Size: 2}, {Asked: 1000, Hits: 512},
+		}},
+		{Tier: block.G3},
+	})
+	const want = "\nTIER  ASKED  arc    HALF   TWICE  ALL\ng2    1000   40.0%  30.0%  -      51.2%\n"
+	if err != nil || out.String() != want {
+		t.Errorf("%v, %q, want %q", err, out.String(), want)
 	}
 }

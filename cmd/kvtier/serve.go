@@ -14,6 +14,7 @@ import (
 	"github.com/kvtier/kvtier/index/block"
 	"github.com/kvtier/kvtier/policy"
 	"github.com/kvtier/kvtier/policy/trace"
+	"github.com/kvtier/kvtier/tiers"
 )
 
 // serveFlags are the flags of serve, which are the keys of its configuration
@@ -30,6 +31,7 @@ type serveFlags struct {
 	nvme         []string
 	high, low    float64
 	policy       []string
+	writeBudget  int64
 	record       string
 	recordBytes  int64
 	grace        time.Duration
@@ -54,6 +56,9 @@ const tokenEnv = "KVTIER_TOKEN"
 // defaultSocket is the name of the socket for sessions in the data directory.
 const defaultSocket = "session.sock"
 
+// noBudget is the value of --write-budget that writes all.
+const noBudget = "none"
+
 // noNVMe is the value of --nvme that serves from DRAM only.
 const noNVMe = "none"
 
@@ -68,8 +73,8 @@ func (f *serveFlags) add(fs *pflag.FlagSet) {
 	fs.Var(&addrValue{&f.xfer}, "xfer", "HOST:PORT to serve sessions on, by which workers move blocks; port 0 is a free one")
 	fs.StringVar(&f.socket, "socket", "", "unix socket to serve sessions on for workers of this host (default "+defaultSocket+" in the data directory)")
 	enumVar(fs, &f.sharedMemory, "shared-memory", "auto", "whether workers of this host may map the DRAM tier: auto, on or off", "auto", "on", "off")
-	f.dram = autoSize
-	fs.Var(&sizeValue{n: &f.dram, auto: true}, "dram", "size of the DRAM tier; auto is a quarter of the free memory")
+	f.dram = wordSize
+	fs.Var(&sizeValue{n: &f.dram, word: "auto"}, "dram", "size of the DRAM tier; auto is a quarter of the free memory")
 	fs.Var(&listValue{p: &f.nvme, kind: "path=size", check: checkSlab}, "nvme",
 		"slab of the NVMe tier, a file (made when absent) or a block device; repeatable; the word none serves from DRAM only\n(default: those that the data directory records, else a file in it)")
 	shareVar(fs, &f.high, "high", 0.98, "used share of a tier above which it evicts")
@@ -77,6 +82,9 @@ func (f *serveFlags) add(fs *pflag.FlagSet) {
 	f.policy = []string{policy.Default}
 	fs.Var(&listValue{p: &f.policy, kind: "policy", check: checkTierPolicy}, "policy",
 		"which blocks leave a tier first: "+strings.Join(policy.Names(), ", ")+"; TIER=NAME for one tier; repeatable\n(kvtier policy set changes it until the daemon stops)")
+	f.writeBudget = wordSize
+	fs.Var(&sizeValue{n: &f.writeBudget, word: noBudget}, "write-budget",
+		"bytes a day that evictions from DRAM may write to NVMe: what it is not enough for is dropped, blocks used once first;\nputs, pins and the stop write in any case, and count; the word none writes all")
 	fs.StringVar(&f.record, "record", "", "`file` to record requests in, for kvtier sim: which blocks, by salted hashes; one that is there gets .1 behind its name (default off)")
 	sizeVar(fs, &f.recordBytes, "record-bytes", 1<<30, "most bytes that the recording may take; the last half or more of it is kept")
 	fs.DurationVar(&f.grace, "grace", time.Second, "time for which a block just committed is not dropped")
@@ -210,6 +218,7 @@ type servePlan struct {
 	endpoints   []endpoint
 	xfer        endpoint
 	policy      map[block.TierID]string // at start
+	writeBudget int64                   // bytes a day; 0: any number
 	socket      string                  // absolute path; "": none
 	socketNote  string                  // why there is none
 	metrics     *endpoint
@@ -263,6 +272,9 @@ func (f *serveFlags) plan(ctx context.Context, env environment) (*servePlan, err
 		return nil, err
 	}
 	if err := p.planSlabs(f, env); err != nil {
+		return nil, err
+	}
+	if err := p.planWrites(f); err != nil {
 		return nil, err
 	}
 	if len(f.listen) == 0 {
@@ -326,7 +338,7 @@ func (p *servePlan) planPolicy(f *serveFlags) error {
 }
 
 func (p *servePlan) planDRAM(f *serveFlags, env environment) error {
-	if f.dram != autoSize {
+	if f.dram != wordSize {
 		if f.dram < minDRAM {
 			return usageErrorf("--dram %s: want at least %s", formatSize(f.dram), formatSize(minDRAM))
 		}
@@ -380,6 +392,23 @@ func (p *servePlan) planSlabs(f *serveFlags, env environment) error {
 	} else {
 		p.slabNote = fmt.Sprintf("the file system of %s has only %s free", p.data, formatSizeShort(free))
 	}
+	return nil
+}
+
+// planWrites chooses the write budget of the NVMe tier. None at all would make that tier
+// useless in silence.
+func (p *servePlan) planWrites(f *serveFlags) error {
+	switch {
+	case f.writeBudget == wordSize:
+		return nil
+	case f.writeBudget == 0:
+		return usageErrorf("--write-budget 0: nothing could be written to NVMe; say none for no bound, or serve without NVMe by --nvme none")
+	case f.writeBudget < tiers.MinWriteBudget:
+		return usageErrorf("--write-budget %s: want at least %s a day", formatSize(f.writeBudget), formatSize(tiers.MinWriteBudget))
+	case p.noSlabs:
+		return usageErrorf("--write-budget %s and --nvme none exclude each other: there is nothing to write to", formatSize(f.writeBudget))
+	}
+	p.writeBudget = f.writeBudget
 	return nil
 }
 

@@ -87,15 +87,15 @@ func formatSizeShort(n int64) string {
 	return fmt.Sprintf("%.1f %ciB", f, units[i])
 }
 
-// sizeValue is a flag that holds a number of bytes. With auto it also takes the
-// word auto, which is kept as autoSize.
+// sizeValue is a flag that holds a number of bytes. If it has a word it also takes
+// that, which is kept as wordSize.
 type sizeValue struct {
 	n    *int64
-	auto bool
+	word string
 }
 
-// autoSize stands for a size that the program is to choose itself.
-const autoSize int64 = -1
+// wordSize stands for the word that a flag takes in the place of a size.
+const wordSize int64 = -1
 
 // sizeVar adds a flag that holds a number of bytes.
 func sizeVar(fs *pflag.FlagSet, p *int64, name string, value int64, usage string) {
@@ -108,16 +108,16 @@ func (v *sizeValue) String() string {
 	if v.n == nil {
 		return ""
 	}
-	if *v.n == autoSize && v.auto {
-		return "auto"
+	if *v.n == wordSize && v.word != "" {
+		return v.word
 	}
 	return formatSize(*v.n)
 }
 
 // Set reads a size.
 func (v *sizeValue) Set(s string) error {
-	if v.auto && s == "auto" {
-		*v.n = autoSize
+	if v.word != "" && s == v.word {
+		*v.n = wordSize
 		return nil
 	}
 	n, err := parseSize(s)

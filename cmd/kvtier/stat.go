@@ -90,6 +90,38 @@ type statTier struct {
 	BehindMS     int64        `json:"behind_ms"` // that used has been above high; 0: eviction keeps up
 	FellBehind   int64        `json:"fell_behind"`
 	Devices      []statDevice `json:"devices"`
+
+	Admission *statAdmission `json:"admission,omitempty"` // absent: all that leaves the tier above is written
+	Curves    []statCurve    `json:"curves"`
+}
+
+// statCurve is what a tier would have had if it were another.
+type statCurve struct {
+	Policy string  `json:"policy,omitempty"` // absent where there is room for all
+	Size   float64 `json:"size,omitempty"`   // in capacities of the tier; absent: room for all
+	Asked  int64   `json:"asked"`            // blocks of matches
+	Hits   int64   `json:"hits"`             // of those, estimated
+}
+
+func describeCurves(curves []block.Curve) []statCurve {
+	out := []statCurve{}
+	for _, k := range curves {
+		out = append(out, statCurve(k))
+	}
+	return out
+}
+
+// statAdmission says what was decided about blocks that left the tier above.
+type statAdmission struct {
+	Budget    int64            `json:"budget_bytes_per_day"`
+	Available int64            `json:"available_bytes"` // now
+	Admitted  int64            `json:"admitted"`
+	Rejected  map[string]int64 `json:"rejected"` // dropped, by reason
+}
+
+func (a *statAdmission) line() string {
+	return fmt.Sprintf("%s a day may be written, %s now; %s admitted, %d rejected%s",
+		formatSizeShort(a.Budget), formatSizeShort(a.Available), counted(a.Admitted, "block"), total(a.Rejected), countsIn(a.Rejected))
 }
 
 type statDevice struct {
@@ -130,12 +162,16 @@ func describeStats(version string, s block.Stats) statOutput {
 			Tier: t.Tier.String(), Capacity: t.Capacity, Used: t.Used, Reserve: t.Reserve, Blocks: t.Blocks, PayloadBytes: t.Payload,
 			High: t.High, Low: t.Low, Hits: t.Hits, BytesIn: t.BytesIn, BytesOut: t.BytesOut, Evictions: t.Evictions,
 			Dropped: t.Dropped, Reclaimed: t.Reclaimed, Refused: t.Refused, QueueDrops: t.QueueDrops, Policy: t.Policy, BehindMS: t.Behind.Milliseconds(), FellBehind: t.FellBehind, Devices: []statDevice{},
+			Curves: describeCurves(t.Curves),
 		}
 		for _, d := range t.Devices {
 			st.Devices = append(st.Devices, statDevice{
 				Path: d.Path, ID: d.ID, Bytes: d.Bytes, FreeOnFS: d.FreeOnFS, Engine: d.Engine, PageBytes: d.PageBytes, LockedBytes: d.Locked, Quarantined: d.Quarantined,
 				statHealth: statHealth{d.State, d.Reason, rfc3339(d.Since), d.Errors},
 			})
+		}
+		if a := t.Admission; a != nil {
+			st.Admission = &statAdmission{a.Budget, a.Available, a.Admitted, notNil(a.Rejected)}
 		}
 		o.Tiers = append(o.Tiers, st)
 	}
@@ -216,6 +252,9 @@ func (o *statOutput) print(w io.Writer) error {
 		if t.BehindMS > 0 {
 			behind := time.Duration(t.BehindMS) * time.Millisecond
 			fmt.Fprintf(w, "%s: eviction is behind: used is above the high watermark for %s\n", t.Tier, behind.Round(time.Second))
+		}
+		if t.Admission != nil {
+			fmt.Fprintf(w, "%s: %s\n", t.Tier, t.Admission.line())
 		}
 	}
 	fmt.Fprintln(tw, "\nTIER\tDEVICE\tSIZE\tSTATE\tDETAIL")

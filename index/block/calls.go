@@ -248,6 +248,29 @@ type TierStats struct {
 	// eviction keeps up; FellBehind how often that began.
 	Behind     time.Duration
 	FellBehind int64
+	Admission  *AdmissionStats // nil: all that leaves the tier above is written
+	Curves     []Curve
+}
+
+// Curve is what a tier would have had of the requests since the start if it were
+// another, by itself: the blocks of matches that are not quiet.
+type Curve struct {
+	Policy string  // "" where there is room for all: no policy matters
+	Size   float64 // in capacities of the real tier; 0: room for all that ever was asked for
+	Asked  int64   // blocks; since the tier's policy was changed, for Size 0.5 and 2
+	Hits   int64   // of those; estimated from a sample
+}
+
+// AdmissionStats says what an admission to a tier has decided about blocks that left
+// the tier above and were in no other.
+type AdmissionStats struct {
+	Budget    int64 // bytes that may be written to the tier in a day
+	Available int64 // bytes that may be written now; below 0 when others have overdrawn
+	Admitted  int64 // blocks
+	// Rejected counts blocks that were dropped, by reason: "no_room" in the tier,
+	// "tail" of a prompt and not full, "used_once" while little is left of the budget,
+	// "over_budget".
+	Rejected map[string]int64
 }
 
 // TierPolicy is what decides which blocks leave a tier first.

@@ -88,9 +88,10 @@ const (
 	Damaged           // its bytes failed their checksum
 	Discarded         // its put failed, or a volatile tier was not drained at shutdown
 	Unreadable        // its device is well, but cannot read it
+	Rejected          // evicted, and not admitted to the tier below
 )
 
-var reasonNames = [...]string{"none", "evicted", "expired", "deleted", "moved", "damaged", "discarded", "unreadable"}
+var reasonNames = [...]string{"none", "evicted", "expired", "deleted", "moved", "damaged", "discarded", "unreadable", "rejected"}
 
 // String gives the name that metrics and JSON use.
 func (r Reason) String() string {

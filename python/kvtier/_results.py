@@ -109,7 +109,7 @@ class Event:
         first: `incarnation` and `seq` are where the watch begins, `resumed` whether it
         goes on where it was asked to).
     reason: of removed: "evicted", "expired", "deleted", "moved", "damaged", "discarded",
-        "unreadable".
+        "unreadable", "rejected".
     gone: no tier has the block now.
     """
 
@@ -128,7 +128,7 @@ class Event:
 
 
 EVENT_KINDS = ("stored", "removed", "cleared", "lost", "present", "snapshot")
-REMOVED_REASONS = ("", "evicted", "expired", "deleted", "moved", "damaged", "discarded", "unreadable")
+REMOVED_REASONS = ("", "evicted", "expired", "deleted", "moved", "damaged", "discarded", "unreadable", "rejected")
 
 
 @dataclass(frozen=True)
