@@ -25,7 +25,7 @@ func (c *Client) Get(ctx context.Context, ns block.Namespace, want []block.Wante
 	if err != nil {
 		return err
 	}
-	if s := c.session(ctx); s != nil {
+	if s := c.session(ctx); s != nil && o.Plan == nil { // sessions have no plans
 		return c.getSession(ctx, s, ns, want, o, use)
 	}
 	for at := 0; at < len(want); at += MaxKeys {
@@ -77,7 +77,7 @@ func (c *Client) getInline(ctx context.Context, ns block.Namespace, n int, want 
 func (c *Client) getRequest(ns block.Namespace, hashLen int, want []block.Wanted, o block.GetOptions) *pb.GetRequest {
 	req := &pb.GetRequest{
 		Namespace: uint32(ns.ID), NamespaceTag: c.tag(ns), HashLen: uint32(hashLen), Hashes: make([]byte, 0, hashLen*len(want)),
-		Class: uint32(o.Class), NoPromote: o.NoPromote, Quiet: o.Quiet, Verify: o.Verify,
+		Class: uint32(o.Class), NoPromote: o.NoPromote, Quiet: o.Quiet, Verify: o.Verify, Plan: planToPB(o.Plan),
 	}
 	ranged := false
 	for i := range want {

@@ -64,14 +64,16 @@ func (c *Client) MatchPacked(ctx context.Context, ns block.Namespace, hashes []b
 		*res = block.MatchResult{Blocks: res.Blocks[:0]}
 		return nil
 	}
-	if o.Lease <= 0 { // a lease belongs to the gRPC connection, by which it is renewed
+	// A lease belongs to the gRPC connection, by which it is renewed, and sessions have
+	// no plans.
+	if o.Lease <= 0 && o.Plan == nil {
 		if s := c.session(ctx); s != nil {
 			return s.Match(ctx, c.handleOf(ns), hashes, o, res)
 		}
 	}
 	most := MaxMatchKeys * n
-	if o.Lease > 0 {
-		most = len(hashes) // one message, since it makes one lease
+	if o.Lease > 0 || o.Plan != nil {
+		most = len(hashes) // one message, since it makes one lease, and a plan is of a whole prefix
 	}
 	into, unbroken := res, true
 	for {
@@ -79,7 +81,7 @@ func (c *Client) MatchPacked(ctx context.Context, ns block.Namespace, hashes []b
 		hashes = hashes[len(part):]
 		r, err := c.rpc.Match(ctx, &pb.MatchRequest{
 			Namespace: uint32(ns.ID), NamespaceTag: c.tag(ns), HashLen: uint32(n), Hashes: part,
-			All: o.All, LeaseMs: millis(o.Lease), Class: uint32(o.Class), Quiet: o.Quiet,
+			All: o.All, LeaseMs: millis(o.Lease), Class: uint32(o.Class), Quiet: o.Quiet, Plan: planToPB(o.Plan),
 		})
 		if err != nil {
 			return c.fail("match", err)

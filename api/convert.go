@@ -95,6 +95,11 @@ func sumFromPB(b []byte) block.Sum {
 // once where they are all the same, as they mostly are.
 func matchToPB(res *block.MatchResult) *pb.MatchResponse {
 	out := &pb.MatchResponse{Prefix: uint32(res.Prefix), Lease: leaseToPB(res.Lease)}
+	if p := res.Plan; p != nil {
+		out.Plan = &pb.Plan{
+			From: uint32(p.From), To: uint32(p.To), LoadNs: int64(p.Load), ComputeNs: int64(p.Compute), TotalNs: int64(p.Total), RecomputeNs: int64(p.Recompute),
+		}
+	}
 	out.Tiers = make([]byte, len(res.Blocks))
 	same := true
 	for i, b := range res.Blocks {
@@ -126,6 +131,13 @@ func matchToPB(res *block.MatchResult) *pb.MatchResponse {
 func matchFromPB(in *pb.MatchResponse, res *block.MatchResult) {
 	res.Prefix = int(in.GetPrefix())
 	res.Lease = leaseFromPB(in.GetLease())
+	res.Plan = nil
+	if p := in.GetPlan(); p != nil {
+		res.Plan = &block.Plan{
+			From: int(p.GetFrom()), To: int(p.GetTo()), Load: time.Duration(p.GetLoadNs()), Compute: time.Duration(p.GetComputeNs()),
+			Total: time.Duration(p.GetTotalNs()), Recompute: time.Duration(p.GetRecomputeNs()),
+		}
+	}
 	res.Blocks = res.Blocks[:0]
 	lengths := in.GetLengths()
 	for i, t := range in.GetTiers() {
@@ -141,6 +153,25 @@ func matchFromPB(in *pb.MatchResponse, res *block.MatchResult) {
 			}
 		}
 		res.Blocks = append(res.Blocks, f)
+	}
+}
+
+func planToPB(o *block.PlanOptions) *pb.PlanRequest {
+	if o == nil {
+		return nil
+	}
+	return &pb.PlanRequest{
+		Prefill: &pb.Prefill{TokenNs: int64(o.Prefill.Token), PositionNs: o.Prefill.Position}, Overlap: o.Overlap, DeadlineNs: int64(o.Deadline),
+	}
+}
+
+func planFromPB(p *pb.PlanRequest) *block.PlanOptions {
+	if p == nil {
+		return nil
+	}
+	return &block.PlanOptions{
+		Prefill: block.Prefill{Token: time.Duration(p.GetPrefill().GetTokenNs()), Position: p.GetPrefill().GetPositionNs()},
+		Overlap: p.GetOverlap(), Deadline: time.Duration(p.GetDeadlineNs()),
 	}
 }
 

@@ -64,6 +64,11 @@ func fill(v reflect.Value, n *int) {
 		for i := range v.NumField() {
 			fill(v.Field(i), n)
 		}
+	case reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		fill(v.Elem(), n)
+	case reflect.Float64:
+		v.SetFloat(float64(*n) / 2)
 	case reflect.Slice:
 		v.Set(reflect.MakeSlice(v.Type(), 2, 2))
 		for i := range 2 {
@@ -102,6 +107,17 @@ func TestConversionsKeepEveryField(t *testing.T) {
 	fill(reflect.ValueOf(&st).Elem(), &n)
 	if stBack = statsFromPB(statsToPB(st)); !reflect.DeepEqual(st, stBack) {
 		t.Errorf("stats:\n%+v\ncame back as\n%+v", st, stBack)
+	}
+	var o block.PlanOptions
+	fill(reflect.ValueOf(&o).Elem(), &n)
+	if back := planFromPB(planToPB(&o)); *back != o {
+		t.Errorf("plan options:\n%+v\ncame back as\n%+v", o, *back)
+	}
+	planned := block.MatchResult{Plan: new(block.Plan)}
+	fill(reflect.ValueOf(planned.Plan).Elem(), &n)
+	var back block.MatchResult
+	if matchFromPB(matchToPB(&planned), &back); *back.Plan != *planned.Plan {
+		t.Errorf("plan:\n%+v\ncame back as\n%+v", *planned.Plan, *back.Plan)
 	}
 	var l block.ListEntry
 	fill(reflect.ValueOf(&l).Elem(), &n)

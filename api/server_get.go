@@ -51,7 +51,7 @@ func (s *service) Get(req *pb.GetRequest, stream grpc.ServerStreamingServer[pb.G
 	if err != nil {
 		return err
 	}
-	o := block.GetOptions{NoPromote: req.GetNoPromote(), Quiet: req.GetQuiet(), Verify: req.GetVerify()}
+	o := block.GetOptions{NoPromote: req.GetNoPromote(), Quiet: req.GetQuiet(), Verify: req.GetVerify(), Plan: planFromPB(req.GetPlan())}
 	if o.Class, err = classField(req.GetClass()); err != nil {
 		return err
 	}

@@ -19,7 +19,7 @@ func (s *service) Match(ctx context.Context, req *pb.MatchRequest) (*pb.MatchRes
 	if _, err := checkHashes(req.GetHashLen(), req.GetHashes(), MaxMatchKeys); err != nil {
 		return nil, err
 	}
-	o := block.MatchOptions{All: req.GetAll(), Quiet: req.GetQuiet()}
+	o := block.MatchOptions{All: req.GetAll(), Quiet: req.GetQuiet(), Plan: planFromPB(req.GetPlan())}
 	if o.Class, err = classField(req.GetClass()); err != nil {
 		return nil, err
 	}

@@ -42,6 +42,9 @@ func (s *Store) Get(ctx context.Context, nsID block.NamespaceID, hashLen int, wa
 			return fmt.Errorf("get %s: %w: range %d:%d", w.Hash.Hex(hashLen), block.ErrInvalid, w.Offset, w.Length)
 		}
 	}
+	if o.Plan != nil {
+		return s.getPlanned(ctx, ns, nsID, hashLen, want, o, use)
+	}
 	var hits []block.Handle
 	var cur, next []grip
 	defer func() {
@@ -144,7 +147,7 @@ func (s *Store) ungrip(g *grip) {
 
 // serve hands one block to use: from its slot in G2, where the read from G3 has
 // brought it, or from a staging buffer when G2 had no room for it.
-func (s *Store) serve(ctx context.Context, nsID block.NamespaceID, hashLen int, w *block.Wanted, g *grip, o block.GetOptions, use func(block.Payload) error) error {
+func (s *Store) serve(ctx context.Context, nsID block.NamespaceID, hashLen int, w *block.Wanted, g *grip, o block.GetOptions, use func(block.Payload) error) (err error) {
 	miss := func(r block.MissReason) error {
 		s.missed(block.Key{NS: nsID, Hash: w.Hash}, r)
 		return use(block.Payload{Reason: r})
@@ -207,6 +210,11 @@ func (s *Store) serve(ctx context.Context, nsID block.NamespaceID, hashLen int, 
 		p.Bytes = v.buf[header+w.Offset:][:n]
 	}
 	s.countHit(p.Tier, n)
+	if p.Tier == block.G2 && n >= speedBlock {
+		read := s.g2.speed.begin(n)
+		read.alone = false // of blocks that are handed out together the last one takes the time of all
+		defer func() { read.end(err == nil) }()
+	}
 	return use(p)
 }
 

@@ -74,8 +74,8 @@ func (g *goneSet) why(print uint64) block.Reason {
 // lookups counts what a namespace was asked for.
 type lookups struct {
 	asked, matched atomic.Int64
-	misses         [8]atomic.Int64  // by MissReason, but for MissAbsent
-	absent         [16]atomic.Int64 // by the Reason for which the block is not there
+	misses         [block.MissRecompute + 1]atomic.Int64 // by MissReason, but for MissAbsent
+	absent         [16]atomic.Int64                      // by the Reason for which the block is not there
 }
 
 // neverStored is the reason of a key that the store does not know to have had.
@@ -83,7 +83,7 @@ const neverStored = "never_stored"
 
 func (l *lookups) stats(name string) block.NamespaceStats {
 	st := block.NamespaceStats{Name: name, Asked: l.asked.Load(), Matched: l.matched.Load(), Misses: map[string]int64{}}
-	for r := block.MissPending; r <= block.MissUnavailable; r++ {
+	for r := block.MissPending; r <= block.MissRecompute; r++ {
 		st.Misses[r.String()] = l.misses[r].Load()
 	}
 	st.Misses[neverStored] = l.absent[block.NoReason].Load()

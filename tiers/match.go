@@ -20,6 +20,9 @@ func (s *Store) Match(ctx context.Context, nsID block.NamespaceID, hashLen int, 
 	*res = block.MatchResult{Blocks: res.Blocks[:0]}
 	now, broken := nowUnix(), false
 	if o.Lease > 0 {
+		if o.Plan != nil {
+			return fmt.Errorf("match: %w: a lease and a plan exclude each other: lease what the plan says", block.ErrInvalid)
+		}
 		return s.matchLeased(nsID, hashLen, hashes, n, o, res)
 	}
 	s.table.LookupAll(nsID, hashLen, hashes, func(i int, _ block.Handle, e *index.Entry) bool {
@@ -37,6 +40,9 @@ func (s *Store) Match(ctx context.Context, nsID block.NamespaceID, hashLen int, 
 	if !o.Quiet {
 		s.countMatch(nsID, hashLen, hashes, n, res)
 		s.hintRequest(nsID, hashLen, hashes, n, res.Prefix, o.Class)
+	}
+	if err := s.planMatch(nsID, o, res); err != nil {
+		return err
 	}
 	return ctx.Err()
 }

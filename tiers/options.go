@@ -71,6 +71,10 @@ type Options struct {
 	// and counts.
 	WriteBudget int64
 
+	// Prefill, if not nil, says what prefill costs the engines of a namespace, by its name;
+	// the zero value: that is not known.
+	Prefill func(namespace string) block.Prefill
+
 	// OnRequest, if not nil, is told of what the policies are told of: a request's keys
 	// in a namespace, root first, hashLen bytes each. It must not wait, and hashes are
 	// the caller's again when it returns.

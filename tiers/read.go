@@ -111,6 +111,8 @@ func (s *Store) readG3(ctx context.Context, h block.Handle, e *index.Entry, head
 		return fmt.Errorf("read from g3: %w: %w", block.ErrUnavailable, err)
 	}
 	defer req.Release()
+	read := s.g3.speed.begin(at)
+	defer func() { read.end(err == nil) }()
 	var c check
 	c.begin(s, e, header, payload)
 	err = req.Each(ctx, func(i int, err error) error {

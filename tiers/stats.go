@@ -27,7 +27,7 @@ func (s *Store) Stats() block.Stats {
 	st.Watchers, st.EventsLost = int64(ev.Watchers), ev.Lost
 	st.Incarnation, st.EventSeq = s.events.incarnation, ev.Published
 	st.Pinned, st.PinnedBytes = s.pins.blocks.Load(), s.pins.payload.Load()
-	for r := block.MissAbsent; r <= block.MissUnavailable; r++ {
+	for r := block.MissAbsent; r <= block.MissRecompute; r++ {
 		st.Misses[r.String()] = s.misses[r].Load()
 	}
 	for r := block.Evicted; r <= block.Rejected; r++ {

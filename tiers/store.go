@@ -56,8 +56,8 @@ type Store struct {
 	gen       atomic.Uint64
 	firstGen  uint64 // below which all of earlier openings are
 	gone      *goneSet
-	misses    [8]atomic.Int64                  // by MissReason
-	removed   [block.Rejected + 1]atomic.Int64 // by Reason
+	misses    [block.MissRecompute + 1]atomic.Int64 // by MissReason
+	removed   [block.Rejected + 1]atomic.Int64      // by Reason
 	conflicts atomic.Int64
 	corrupt   atomic.Int64
 	damage    logRate

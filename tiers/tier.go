@@ -37,6 +37,7 @@ type tier struct {
 	change chan policyChange // for the evictor
 	events policyQueue
 	curves curves
+	speed  speed // of reads
 
 	blocks, payload                  atomic.Int64
 	evictions, dropped, reclaimed    atomic.Int64
@@ -86,6 +87,10 @@ func newTier(id block.TierID, devs []*device, o Options) *tier {
 	t.low = int64(o.Low * float64(t.capacity))
 	t.mu.room = make(chan struct{})
 	t.events.init()
+	t.speed.first = firstMemory
+	if t.ix == ixG3 {
+		t.speed.first = firstDevice
+	}
 	return t
 }
 

@@ -21,6 +21,14 @@ func (t *tier) fileDesc(p block.Place, off, n int64) xfer.Desc {
 	return xfer.Desc{Dev: uint64(d.number), Addr: d.base + uint64(p.Offset()+off), Len: uint64(n)}
 }
 
+// lengthOf is how many bytes descriptors have.
+func lengthOf(l xfer.DescList) (n int64) {
+	for i := range l.Descs {
+		n += int64(l.Descs[i].Len)
+	}
+	return n
+}
+
 // transfer runs one request between memory and one device of G3 on this goroutine
 // and calls each for its descriptors in order, as they complete. A device that is
 // down is not asked.
@@ -43,6 +51,10 @@ func (s *Store) transfer(ctx context.Context, op xfer.Op, local, remote xfer.Des
 		return
 	}
 	defer req.Release()
+	if op == xfer.Read {
+		read := s.g3.speed.begin(lengthOf(local))
+		defer func() { read.end(err == nil) }()
+	}
 	seen := 0
 	err = req.Each(ctx, func(i int, err error) error {
 		under.goesOn()

@@ -120,6 +120,7 @@ const (
 	MissReason_MISS_REASON_NO_ROOM     MissReason = 5 // there was no memory to read it into
 	MissReason_MISS_REASON_DEADLINE    MissReason = 6 // the call's deadline came first
 	MissReason_MISS_REASON_UNAVAILABLE MissReason = 7 // its device does not answer
+	MissReason_MISS_REASON_RECOMPUTE   MissReason = 8 // it is there, and not worth loading: see PlanRequest
 )
 
 // Enum value maps for MissReason.
@@ -133,6 +134,7 @@ var (
 		5: "MISS_REASON_NO_ROOM",
 		6: "MISS_REASON_DEADLINE",
 		7: "MISS_REASON_UNAVAILABLE",
+		8: "MISS_REASON_RECOMPUTE",
 	}
 	MissReason_value = map[string]int32{
 		"MISS_REASON_HIT":         0,
@@ -143,6 +145,7 @@ var (
 		"MISS_REASON_NO_ROOM":     5,
 		"MISS_REASON_DEADLINE":    6,
 		"MISS_REASON_UNAVAILABLE": 7,
+		"MISS_REASON_RECOMPUTE":   8,
 	}
 )
 
@@ -1259,6 +1262,7 @@ type MatchRequest struct {
 	LeaseMs       int64                  `protobuf:"varint,6,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"` // more than 0: lease the resident keys that are answered, for so long
 	Class         uint32                 `protobuf:"varint,7,opt,name=class,proto3" json:"class,omitempty"`                    // hint to the policy, 0 to 255
 	Quiet         bool                   `protobuf:"varint,8,opt,name=quiet,proto3" json:"quiet,omitempty"`                    // do not tell the policy: a tool looks, no engine
+	Plan          *PlanRequest           `protobuf:"bytes,9,opt,name=plan,proto3" json:"plan,omitempty"`                       // present: say what of the prefix is worth loading; not with a lease
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1349,6 +1353,213 @@ func (x *MatchRequest) GetQuiet() bool {
 	return false
 }
 
+func (x *MatchRequest) GetPlan() *PlanRequest {
+	if x != nil {
+		return x.Plan
+	}
+	return nil
+}
+
+// Prefill is what it costs an engine to compute the tokens of a prompt: the one at
+// position s takes token_ns and s times position_ns.
+type Prefill struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	TokenNs       int64                  `protobuf:"varint,1,opt,name=token_ns,json=tokenNs,proto3" json:"token_ns,omitempty"`
+	PositionNs    float64                `protobuf:"fixed64,2,opt,name=position_ns,json=positionNs,proto3" json:"position_ns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Prefill) Reset() {
+	*x = Prefill{}
+	mi := &file_kvtier_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Prefill) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Prefill) ProtoMessage() {}
+
+func (x *Prefill) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Prefill.ProtoReflect.Descriptor instead.
+func (*Prefill) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *Prefill) GetTokenNs() int64 {
+	if x != nil {
+		return x.TokenNs
+	}
+	return 0
+}
+
+func (x *Prefill) GetPositionNs() float64 {
+	if x != nil {
+		return x.PositionNs
+	}
+	return 0
+}
+
+// PlanRequest asks what of a prompt is worth loading, and what is faster computed.
+type PlanRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Prefill       *Prefill               `protobuf:"bytes,1,opt,name=prefill,proto3" json:"prefill,omitempty"`                          // absent or zero: what the server knows of the namespace
+	Overlap       bool                   `protobuf:"varint,2,opt,name=overlap,proto3" json:"overlap,omitempty"`                         // the engine can compute the head of a prompt while the tail is loaded
+	DeadlineNs    int64                  `protobuf:"varint,3,opt,name=deadline_ns,json=deadlineNs,proto3" json:"deadline_ns,omitempty"` // more than 0: what is loaded must be there by then
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlanRequest) Reset() {
+	*x = PlanRequest{}
+	mi := &file_kvtier_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlanRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlanRequest) ProtoMessage() {}
+
+func (x *PlanRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlanRequest.ProtoReflect.Descriptor instead.
+func (*PlanRequest) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *PlanRequest) GetPrefill() *Prefill {
+	if x != nil {
+		return x.Prefill
+	}
+	return nil
+}
+
+func (x *PlanRequest) GetOverlap() bool {
+	if x != nil {
+		return x.Overlap
+	}
+	return false
+}
+
+func (x *PlanRequest) GetDeadlineNs() int64 {
+	if x != nil {
+		return x.DeadlineNs
+	}
+	return 0
+}
+
+// Plan says which blocks of the prefix to load; the rest of it is to be computed.
+type Plan struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	From          uint32                 `protobuf:"varint,1,opt,name=from,proto3" json:"from,omitempty"`                                  // number of the first block to load
+	To            uint32                 `protobuf:"varint,2,opt,name=to,proto3" json:"to,omitempty"`                                      // and of the one behind the last; the same: none
+	LoadNs        int64                  `protobuf:"varint,3,opt,name=load_ns,json=loadNs,proto3" json:"load_ns,omitempty"`                // until they are there
+	ComputeNs     int64                  `protobuf:"varint,4,opt,name=compute_ns,json=computeNs,proto3" json:"compute_ns,omitempty"`       // to compute the rest
+	TotalNs       int64                  `protobuf:"varint,5,opt,name=total_ns,json=totalNs,proto3" json:"total_ns,omitempty"`             // until all is there
+	RecomputeNs   int64                  `protobuf:"varint,6,opt,name=recompute_ns,json=recomputeNs,proto3" json:"recompute_ns,omitempty"` // until all is there if nothing is loaded
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Plan) Reset() {
+	*x = Plan{}
+	mi := &file_kvtier_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Plan) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Plan) ProtoMessage() {}
+
+func (x *Plan) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Plan.ProtoReflect.Descriptor instead.
+func (*Plan) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *Plan) GetFrom() uint32 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
+func (x *Plan) GetTo() uint32 {
+	if x != nil {
+		return x.To
+	}
+	return 0
+}
+
+func (x *Plan) GetLoadNs() int64 {
+	if x != nil {
+		return x.LoadNs
+	}
+	return 0
+}
+
+func (x *Plan) GetComputeNs() int64 {
+	if x != nil {
+		return x.ComputeNs
+	}
+	return 0
+}
+
+func (x *Plan) GetTotalNs() int64 {
+	if x != nil {
+		return x.TotalNs
+	}
+	return 0
+}
+
+func (x *Plan) GetRecomputeNs() int64 {
+	if x != nil {
+		return x.RecomputeNs
+	}
+	return 0
+}
+
 // MatchResponse says what is resident.
 type MatchResponse struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
@@ -1362,13 +1573,14 @@ type MatchResponse struct {
 	// Otherwise payload bytes for each byte of `tiers`, 0 where not resident.
 	Lengths       []uint32 `protobuf:"varint,4,rep,packed,name=lengths,proto3" json:"lengths,omitempty"`
 	Lease         *Lease   `protobuf:"bytes,5,opt,name=lease,proto3" json:"lease,omitempty"` // when one was asked for and at least one key is resident
+	Plan          *Plan    `protobuf:"bytes,6,opt,name=plan,proto3" json:"plan,omitempty"`   // when one was asked for
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MatchResponse) Reset() {
 	*x = MatchResponse{}
-	mi := &file_kvtier_proto_msgTypes[12]
+	mi := &file_kvtier_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1380,7 +1592,7 @@ func (x *MatchResponse) String() string {
 func (*MatchResponse) ProtoMessage() {}
 
 func (x *MatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[12]
+	mi := &file_kvtier_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1393,7 +1605,7 @@ func (x *MatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MatchResponse.ProtoReflect.Descriptor instead.
 func (*MatchResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{12}
+	return file_kvtier_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *MatchResponse) GetPrefix() uint32 {
@@ -1431,6 +1643,13 @@ func (x *MatchResponse) GetLease() *Lease {
 	return nil
 }
 
+func (x *MatchResponse) GetPlan() *Plan {
+	if x != nil {
+		return x.Plan
+	}
+	return nil
+}
+
 // Lease keeps blocks in the tiers that they are in until it ends.
 type Lease struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1443,7 +1662,7 @@ type Lease struct {
 
 func (x *Lease) Reset() {
 	*x = Lease{}
-	mi := &file_kvtier_proto_msgTypes[13]
+	mi := &file_kvtier_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1455,7 +1674,7 @@ func (x *Lease) String() string {
 func (*Lease) ProtoMessage() {}
 
 func (x *Lease) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[13]
+	mi := &file_kvtier_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1468,7 +1687,7 @@ func (x *Lease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lease.ProtoReflect.Descriptor instead.
 func (*Lease) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{13}
+	return file_kvtier_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Lease) GetId() uint64 {
@@ -1505,7 +1724,7 @@ type LocateRequest struct {
 
 func (x *LocateRequest) Reset() {
 	*x = LocateRequest{}
-	mi := &file_kvtier_proto_msgTypes[14]
+	mi := &file_kvtier_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1517,7 +1736,7 @@ func (x *LocateRequest) String() string {
 func (*LocateRequest) ProtoMessage() {}
 
 func (x *LocateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[14]
+	mi := &file_kvtier_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1530,7 +1749,7 @@ func (x *LocateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LocateRequest.ProtoReflect.Descriptor instead.
 func (*LocateRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{14}
+	return file_kvtier_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *LocateRequest) GetNamespace() uint32 {
@@ -1573,7 +1792,7 @@ type Located struct {
 
 func (x *Located) Reset() {
 	*x = Located{}
-	mi := &file_kvtier_proto_msgTypes[15]
+	mi := &file_kvtier_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1585,7 +1804,7 @@ func (x *Located) String() string {
 func (*Located) ProtoMessage() {}
 
 func (x *Located) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[15]
+	mi := &file_kvtier_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1598,7 +1817,7 @@ func (x *Located) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Located.ProtoReflect.Descriptor instead.
 func (*Located) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{15}
+	return file_kvtier_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Located) GetTier() Tier {
@@ -1632,7 +1851,7 @@ type Locations struct {
 
 func (x *Locations) Reset() {
 	*x = Locations{}
-	mi := &file_kvtier_proto_msgTypes[16]
+	mi := &file_kvtier_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1644,7 +1863,7 @@ func (x *Locations) String() string {
 func (*Locations) ProtoMessage() {}
 
 func (x *Locations) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[16]
+	mi := &file_kvtier_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1657,7 +1876,7 @@ func (x *Locations) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Locations.ProtoReflect.Descriptor instead.
 func (*Locations) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{16}
+	return file_kvtier_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Locations) GetPlaces() []*Located {
@@ -1677,7 +1896,7 @@ type LocateResponse struct {
 
 func (x *LocateResponse) Reset() {
 	*x = LocateResponse{}
-	mi := &file_kvtier_proto_msgTypes[17]
+	mi := &file_kvtier_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1689,7 +1908,7 @@ func (x *LocateResponse) String() string {
 func (*LocateResponse) ProtoMessage() {}
 
 func (x *LocateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[17]
+	mi := &file_kvtier_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1702,7 +1921,7 @@ func (x *LocateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LocateResponse.ProtoReflect.Descriptor instead.
 func (*LocateResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{17}
+	return file_kvtier_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *LocateResponse) GetKeys() []*Locations {
@@ -1728,7 +1947,7 @@ type PutRequest struct {
 
 func (x *PutRequest) Reset() {
 	*x = PutRequest{}
-	mi := &file_kvtier_proto_msgTypes[18]
+	mi := &file_kvtier_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1740,7 +1959,7 @@ func (x *PutRequest) String() string {
 func (*PutRequest) ProtoMessage() {}
 
 func (x *PutRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[18]
+	mi := &file_kvtier_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1753,7 +1972,7 @@ func (x *PutRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutRequest.ProtoReflect.Descriptor instead.
 func (*PutRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{18}
+	return file_kvtier_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *PutRequest) GetOpen() *PutOpen {
@@ -1797,7 +2016,7 @@ type PutOpen struct {
 
 func (x *PutOpen) Reset() {
 	*x = PutOpen{}
-	mi := &file_kvtier_proto_msgTypes[19]
+	mi := &file_kvtier_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1809,7 +2028,7 @@ func (x *PutOpen) String() string {
 func (*PutOpen) ProtoMessage() {}
 
 func (x *PutOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[19]
+	mi := &file_kvtier_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1822,7 +2041,7 @@ func (x *PutOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutOpen.ProtoReflect.Descriptor instead.
 func (*PutOpen) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{19}
+	return file_kvtier_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *PutOpen) GetNamespace() uint32 {
@@ -1869,7 +2088,7 @@ type PutBlock struct {
 
 func (x *PutBlock) Reset() {
 	*x = PutBlock{}
-	mi := &file_kvtier_proto_msgTypes[20]
+	mi := &file_kvtier_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1881,7 +2100,7 @@ func (x *PutBlock) String() string {
 func (*PutBlock) ProtoMessage() {}
 
 func (x *PutBlock) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[20]
+	mi := &file_kvtier_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1894,7 +2113,7 @@ func (x *PutBlock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutBlock.ProtoReflect.Descriptor instead.
 func (*PutBlock) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{20}
+	return file_kvtier_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *PutBlock) GetHash() []byte {
@@ -1943,7 +2162,7 @@ type PutResult struct {
 
 func (x *PutResult) Reset() {
 	*x = PutResult{}
-	mi := &file_kvtier_proto_msgTypes[21]
+	mi := &file_kvtier_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1955,7 +2174,7 @@ func (x *PutResult) String() string {
 func (*PutResult) ProtoMessage() {}
 
 func (x *PutResult) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[21]
+	mi := &file_kvtier_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1968,7 +2187,7 @@ func (x *PutResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutResult.ProtoReflect.Descriptor instead.
 func (*PutResult) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{21}
+	return file_kvtier_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *PutResult) GetStatus() PutStatus {
@@ -1996,7 +2215,7 @@ type PutResponse struct {
 
 func (x *PutResponse) Reset() {
 	*x = PutResponse{}
-	mi := &file_kvtier_proto_msgTypes[22]
+	mi := &file_kvtier_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2008,7 +2227,7 @@ func (x *PutResponse) String() string {
 func (*PutResponse) ProtoMessage() {}
 
 func (x *PutResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[22]
+	mi := &file_kvtier_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2021,7 +2240,7 @@ func (x *PutResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutResponse.ProtoReflect.Descriptor instead.
 func (*PutResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{22}
+	return file_kvtier_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *PutResponse) GetFirst() uint32 {
@@ -2046,19 +2265,20 @@ type GetRequest struct {
 	HashLen      uint32                 `protobuf:"varint,3,opt,name=hash_len,json=hashLen,proto3" json:"hash_len,omitempty"`
 	Hashes       []byte                 `protobuf:"bytes,4,opt,name=hashes,proto3" json:"hashes,omitempty"`
 	// Ranges: none for whole blocks, or one offset and one length for each key.
-	Offsets       []int64 `protobuf:"varint,5,rep,packed,name=offsets,proto3" json:"offsets,omitempty"`
-	Lengths       []int64 `protobuf:"varint,6,rep,packed,name=lengths,proto3" json:"lengths,omitempty"`               // 0: to the end
-	Class         uint32  `protobuf:"varint,7,opt,name=class,proto3" json:"class,omitempty"`                          // hint to the policy, 0 to 255
-	NoPromote     bool    `protobuf:"varint,8,opt,name=no_promote,json=noPromote,proto3" json:"no_promote,omitempty"` // leave blocks where they are: do not bring them up to DRAM
-	Quiet         bool    `protobuf:"varint,9,opt,name=quiet,proto3" json:"quiet,omitempty"`                          // do not tell the policy: a tool reads, no engine
-	Verify        bool    `protobuf:"varint,10,opt,name=verify,proto3" json:"verify,omitempty"`                       // have the server recompute checksums of blocks in DRAM too
+	Offsets       []int64      `protobuf:"varint,5,rep,packed,name=offsets,proto3" json:"offsets,omitempty"`
+	Lengths       []int64      `protobuf:"varint,6,rep,packed,name=lengths,proto3" json:"lengths,omitempty"`               // 0: to the end
+	Class         uint32       `protobuf:"varint,7,opt,name=class,proto3" json:"class,omitempty"`                          // hint to the policy, 0 to 255
+	NoPromote     bool         `protobuf:"varint,8,opt,name=no_promote,json=noPromote,proto3" json:"no_promote,omitempty"` // leave blocks where they are: do not bring them up to DRAM
+	Quiet         bool         `protobuf:"varint,9,opt,name=quiet,proto3" json:"quiet,omitempty"`                          // do not tell the policy: a tool reads, no engine
+	Verify        bool         `protobuf:"varint,10,opt,name=verify,proto3" json:"verify,omitempty"`                       // have the server recompute checksums of blocks in DRAM too
+	Plan          *PlanRequest `protobuf:"bytes,11,opt,name=plan,proto3" json:"plan,omitempty"`                            // present: only what of the prefix is worth loading
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetRequest) Reset() {
 	*x = GetRequest{}
-	mi := &file_kvtier_proto_msgTypes[23]
+	mi := &file_kvtier_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2070,7 +2290,7 @@ func (x *GetRequest) String() string {
 func (*GetRequest) ProtoMessage() {}
 
 func (x *GetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[23]
+	mi := &file_kvtier_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2083,7 +2303,7 @@ func (x *GetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRequest.ProtoReflect.Descriptor instead.
 func (*GetRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{23}
+	return file_kvtier_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *GetRequest) GetNamespace() uint32 {
@@ -2156,6 +2376,13 @@ func (x *GetRequest) GetVerify() bool {
 	return false
 }
 
+func (x *GetRequest) GetPlan() *PlanRequest {
+	if x != nil {
+		return x.Plan
+	}
+	return nil
+}
+
 // GetResponse is one message of a get. Keys come in order; each has one
 // message or, when its bytes do not fit into one, several with the same index.
 type GetResponse struct {
@@ -2174,7 +2401,7 @@ type GetResponse struct {
 
 func (x *GetResponse) Reset() {
 	*x = GetResponse{}
-	mi := &file_kvtier_proto_msgTypes[24]
+	mi := &file_kvtier_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2186,7 +2413,7 @@ func (x *GetResponse) String() string {
 func (*GetResponse) ProtoMessage() {}
 
 func (x *GetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[24]
+	mi := &file_kvtier_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2199,7 +2426,7 @@ func (x *GetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetResponse.ProtoReflect.Descriptor instead.
 func (*GetResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{24}
+	return file_kvtier_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *GetResponse) GetIndex() uint32 {
@@ -2263,7 +2490,7 @@ type ReserveItem struct {
 
 func (x *ReserveItem) Reset() {
 	*x = ReserveItem{}
-	mi := &file_kvtier_proto_msgTypes[25]
+	mi := &file_kvtier_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2275,7 +2502,7 @@ func (x *ReserveItem) String() string {
 func (*ReserveItem) ProtoMessage() {}
 
 func (x *ReserveItem) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[25]
+	mi := &file_kvtier_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2288,7 +2515,7 @@ func (x *ReserveItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveItem.ProtoReflect.Descriptor instead.
 func (*ReserveItem) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{25}
+	return file_kvtier_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ReserveItem) GetHash() []byte {
@@ -2326,7 +2553,7 @@ type ReserveRequest struct {
 
 func (x *ReserveRequest) Reset() {
 	*x = ReserveRequest{}
-	mi := &file_kvtier_proto_msgTypes[26]
+	mi := &file_kvtier_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2338,7 +2565,7 @@ func (x *ReserveRequest) String() string {
 func (*ReserveRequest) ProtoMessage() {}
 
 func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[26]
+	mi := &file_kvtier_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2351,7 +2578,7 @@ func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
 func (*ReserveRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{26}
+	return file_kvtier_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ReserveRequest) GetNamespace() uint32 {
@@ -2405,7 +2632,7 @@ type Reservation struct {
 
 func (x *Reservation) Reset() {
 	*x = Reservation{}
-	mi := &file_kvtier_proto_msgTypes[27]
+	mi := &file_kvtier_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2417,7 +2644,7 @@ func (x *Reservation) String() string {
 func (*Reservation) ProtoMessage() {}
 
 func (x *Reservation) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[27]
+	mi := &file_kvtier_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2430,7 +2657,7 @@ func (x *Reservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reservation.ProtoReflect.Descriptor instead.
 func (*Reservation) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{27}
+	return file_kvtier_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Reservation) GetStatus() PutStatus {
@@ -2492,7 +2719,7 @@ type ReserveResponse struct {
 
 func (x *ReserveResponse) Reset() {
 	*x = ReserveResponse{}
-	mi := &file_kvtier_proto_msgTypes[28]
+	mi := &file_kvtier_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2504,7 +2731,7 @@ func (x *ReserveResponse) String() string {
 func (*ReserveResponse) ProtoMessage() {}
 
 func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[28]
+	mi := &file_kvtier_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2517,7 +2744,7 @@ func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveResponse.ProtoReflect.Descriptor instead.
 func (*ReserveResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{28}
+	return file_kvtier_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ReserveResponse) GetItems() []*Reservation {
@@ -2537,7 +2764,7 @@ type CommitRequest struct {
 
 func (x *CommitRequest) Reset() {
 	*x = CommitRequest{}
-	mi := &file_kvtier_proto_msgTypes[29]
+	mi := &file_kvtier_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2549,7 +2776,7 @@ func (x *CommitRequest) String() string {
 func (*CommitRequest) ProtoMessage() {}
 
 func (x *CommitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[29]
+	mi := &file_kvtier_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2562,7 +2789,7 @@ func (x *CommitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRequest.ProtoReflect.Descriptor instead.
 func (*CommitRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{29}
+	return file_kvtier_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CommitRequest) GetIds() []uint64 {
@@ -2582,7 +2809,7 @@ type CommitResponse struct {
 
 func (x *CommitResponse) Reset() {
 	*x = CommitResponse{}
-	mi := &file_kvtier_proto_msgTypes[30]
+	mi := &file_kvtier_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2594,7 +2821,7 @@ func (x *CommitResponse) String() string {
 func (*CommitResponse) ProtoMessage() {}
 
 func (x *CommitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[30]
+	mi := &file_kvtier_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2607,7 +2834,7 @@ func (x *CommitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitResponse.ProtoReflect.Descriptor instead.
 func (*CommitResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{30}
+	return file_kvtier_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *CommitResponse) GetResults() []*PutResult {
@@ -2627,7 +2854,7 @@ type AbortRequest struct {
 
 func (x *AbortRequest) Reset() {
 	*x = AbortRequest{}
-	mi := &file_kvtier_proto_msgTypes[31]
+	mi := &file_kvtier_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2639,7 +2866,7 @@ func (x *AbortRequest) String() string {
 func (*AbortRequest) ProtoMessage() {}
 
 func (x *AbortRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[31]
+	mi := &file_kvtier_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2652,7 +2879,7 @@ func (x *AbortRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortRequest.ProtoReflect.Descriptor instead.
 func (*AbortRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{31}
+	return file_kvtier_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *AbortRequest) GetIds() []uint64 {
@@ -2671,7 +2898,7 @@ type AbortResponse struct {
 
 func (x *AbortResponse) Reset() {
 	*x = AbortResponse{}
-	mi := &file_kvtier_proto_msgTypes[32]
+	mi := &file_kvtier_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2683,7 +2910,7 @@ func (x *AbortResponse) String() string {
 func (*AbortResponse) ProtoMessage() {}
 
 func (x *AbortResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[32]
+	mi := &file_kvtier_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2696,7 +2923,7 @@ func (x *AbortResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortResponse.ProtoReflect.Descriptor instead.
 func (*AbortResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{32}
+	return file_kvtier_proto_rawDescGZIP(), []int{35}
 }
 
 // PrefetchRequest names blocks to bring up, root first.
@@ -2713,7 +2940,7 @@ type PrefetchRequest struct {
 
 func (x *PrefetchRequest) Reset() {
 	*x = PrefetchRequest{}
-	mi := &file_kvtier_proto_msgTypes[33]
+	mi := &file_kvtier_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2725,7 +2952,7 @@ func (x *PrefetchRequest) String() string {
 func (*PrefetchRequest) ProtoMessage() {}
 
 func (x *PrefetchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[33]
+	mi := &file_kvtier_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2738,7 +2965,7 @@ func (x *PrefetchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefetchRequest.ProtoReflect.Descriptor instead.
 func (*PrefetchRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{33}
+	return file_kvtier_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *PrefetchRequest) GetNamespace() uint32 {
@@ -2788,7 +3015,7 @@ type PrefetchResponse struct {
 
 func (x *PrefetchResponse) Reset() {
 	*x = PrefetchResponse{}
-	mi := &file_kvtier_proto_msgTypes[34]
+	mi := &file_kvtier_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2800,7 +3027,7 @@ func (x *PrefetchResponse) String() string {
 func (*PrefetchResponse) ProtoMessage() {}
 
 func (x *PrefetchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[34]
+	mi := &file_kvtier_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2813,7 +3040,7 @@ func (x *PrefetchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefetchResponse.ProtoReflect.Descriptor instead.
 func (*PrefetchResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{34}
+	return file_kvtier_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *PrefetchResponse) GetIndex() uint32 {
@@ -2847,7 +3074,7 @@ type CancelPrefetchRequest struct {
 
 func (x *CancelPrefetchRequest) Reset() {
 	*x = CancelPrefetchRequest{}
-	mi := &file_kvtier_proto_msgTypes[35]
+	mi := &file_kvtier_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2859,7 +3086,7 @@ func (x *CancelPrefetchRequest) String() string {
 func (*CancelPrefetchRequest) ProtoMessage() {}
 
 func (x *CancelPrefetchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[35]
+	mi := &file_kvtier_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2872,7 +3099,7 @@ func (x *CancelPrefetchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelPrefetchRequest.ProtoReflect.Descriptor instead.
 func (*CancelPrefetchRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{35}
+	return file_kvtier_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *CancelPrefetchRequest) GetRequestId() string {
@@ -2891,7 +3118,7 @@ type CancelPrefetchResponse struct {
 
 func (x *CancelPrefetchResponse) Reset() {
 	*x = CancelPrefetchResponse{}
-	mi := &file_kvtier_proto_msgTypes[36]
+	mi := &file_kvtier_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2903,7 +3130,7 @@ func (x *CancelPrefetchResponse) String() string {
 func (*CancelPrefetchResponse) ProtoMessage() {}
 
 func (x *CancelPrefetchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[36]
+	mi := &file_kvtier_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2916,7 +3143,7 @@ func (x *CancelPrefetchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelPrefetchResponse.ProtoReflect.Descriptor instead.
 func (*CancelPrefetchResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{36}
+	return file_kvtier_proto_rawDescGZIP(), []int{39}
 }
 
 // RenewLeaseRequest names a lease and how long it shall run from now.
@@ -2930,7 +3157,7 @@ type RenewLeaseRequest struct {
 
 func (x *RenewLeaseRequest) Reset() {
 	*x = RenewLeaseRequest{}
-	mi := &file_kvtier_proto_msgTypes[37]
+	mi := &file_kvtier_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2942,7 +3169,7 @@ func (x *RenewLeaseRequest) String() string {
 func (*RenewLeaseRequest) ProtoMessage() {}
 
 func (x *RenewLeaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[37]
+	mi := &file_kvtier_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2955,7 +3182,7 @@ func (x *RenewLeaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewLeaseRequest.ProtoReflect.Descriptor instead.
 func (*RenewLeaseRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{37}
+	return file_kvtier_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RenewLeaseRequest) GetId() uint64 {
@@ -2982,7 +3209,7 @@ type ReleaseLeaseRequest struct {
 
 func (x *ReleaseLeaseRequest) Reset() {
 	*x = ReleaseLeaseRequest{}
-	mi := &file_kvtier_proto_msgTypes[38]
+	mi := &file_kvtier_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2994,7 +3221,7 @@ func (x *ReleaseLeaseRequest) String() string {
 func (*ReleaseLeaseRequest) ProtoMessage() {}
 
 func (x *ReleaseLeaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[38]
+	mi := &file_kvtier_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3007,7 +3234,7 @@ func (x *ReleaseLeaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseLeaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseLeaseRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{38}
+	return file_kvtier_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ReleaseLeaseRequest) GetId() uint64 {
@@ -3026,7 +3253,7 @@ type ReleaseLeaseResponse struct {
 
 func (x *ReleaseLeaseResponse) Reset() {
 	*x = ReleaseLeaseResponse{}
-	mi := &file_kvtier_proto_msgTypes[39]
+	mi := &file_kvtier_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3038,7 +3265,7 @@ func (x *ReleaseLeaseResponse) String() string {
 func (*ReleaseLeaseResponse) ProtoMessage() {}
 
 func (x *ReleaseLeaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[39]
+	mi := &file_kvtier_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3051,7 +3278,7 @@ func (x *ReleaseLeaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseLeaseResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseLeaseResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{39}
+	return file_kvtier_proto_rawDescGZIP(), []int{42}
 }
 
 // DeleteRequest names up to 4096 keys.
@@ -3067,7 +3294,7 @@ type DeleteRequest struct {
 
 func (x *DeleteRequest) Reset() {
 	*x = DeleteRequest{}
-	mi := &file_kvtier_proto_msgTypes[40]
+	mi := &file_kvtier_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3079,7 +3306,7 @@ func (x *DeleteRequest) String() string {
 func (*DeleteRequest) ProtoMessage() {}
 
 func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[40]
+	mi := &file_kvtier_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3092,7 +3319,7 @@ func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{40}
+	return file_kvtier_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *DeleteRequest) GetNamespace() uint32 {
@@ -3133,7 +3360,7 @@ type DeleteResponse struct {
 
 func (x *DeleteResponse) Reset() {
 	*x = DeleteResponse{}
-	mi := &file_kvtier_proto_msgTypes[41]
+	mi := &file_kvtier_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3145,7 +3372,7 @@ func (x *DeleteResponse) String() string {
 func (*DeleteResponse) ProtoMessage() {}
 
 func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[41]
+	mi := &file_kvtier_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3158,7 +3385,7 @@ func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteResponse.ProtoReflect.Descriptor instead.
 func (*DeleteResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{41}
+	return file_kvtier_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *DeleteResponse) GetDeleted() uint32 {
@@ -3179,7 +3406,7 @@ type ClearRequest struct {
 
 func (x *ClearRequest) Reset() {
 	*x = ClearRequest{}
-	mi := &file_kvtier_proto_msgTypes[42]
+	mi := &file_kvtier_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3191,7 +3418,7 @@ func (x *ClearRequest) String() string {
 func (*ClearRequest) ProtoMessage() {}
 
 func (x *ClearRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[42]
+	mi := &file_kvtier_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3204,7 +3431,7 @@ func (x *ClearRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearRequest.ProtoReflect.Descriptor instead.
 func (*ClearRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{42}
+	return file_kvtier_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ClearRequest) GetNamespace() uint32 {
@@ -3231,7 +3458,7 @@ type ClearResponse struct {
 
 func (x *ClearResponse) Reset() {
 	*x = ClearResponse{}
-	mi := &file_kvtier_proto_msgTypes[43]
+	mi := &file_kvtier_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3243,7 +3470,7 @@ func (x *ClearResponse) String() string {
 func (*ClearResponse) ProtoMessage() {}
 
 func (x *ClearResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[43]
+	mi := &file_kvtier_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3256,7 +3483,7 @@ func (x *ClearResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearResponse.ProtoReflect.Descriptor instead.
 func (*ClearResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{43}
+	return file_kvtier_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ClearResponse) GetCleared() int64 {
@@ -3279,7 +3506,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_kvtier_proto_msgTypes[44]
+	mi := &file_kvtier_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3291,7 +3518,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[44]
+	mi := &file_kvtier_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3304,7 +3531,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{44}
+	return file_kvtier_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ListRequest) GetNamespace() uint32 {
@@ -3351,7 +3578,7 @@ type ListEntry struct {
 
 func (x *ListEntry) Reset() {
 	*x = ListEntry{}
-	mi := &file_kvtier_proto_msgTypes[45]
+	mi := &file_kvtier_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3363,7 +3590,7 @@ func (x *ListEntry) String() string {
 func (*ListEntry) ProtoMessage() {}
 
 func (x *ListEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[45]
+	mi := &file_kvtier_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3376,7 +3603,7 @@ func (x *ListEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEntry.ProtoReflect.Descriptor instead.
 func (*ListEntry) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{45}
+	return file_kvtier_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ListEntry) GetHash() []byte {
@@ -3439,7 +3666,7 @@ type ListResponse struct {
 
 func (x *ListResponse) Reset() {
 	*x = ListResponse{}
-	mi := &file_kvtier_proto_msgTypes[46]
+	mi := &file_kvtier_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3451,7 +3678,7 @@ func (x *ListResponse) String() string {
 func (*ListResponse) ProtoMessage() {}
 
 func (x *ListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[46]
+	mi := &file_kvtier_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3464,7 +3691,7 @@ func (x *ListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResponse.ProtoReflect.Descriptor instead.
 func (*ListResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{46}
+	return file_kvtier_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ListResponse) GetEntries() []*ListEntry {
@@ -3490,7 +3717,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_kvtier_proto_msgTypes[47]
+	mi := &file_kvtier_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3502,7 +3729,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[47]
+	mi := &file_kvtier_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3515,7 +3742,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{47}
+	return file_kvtier_proto_rawDescGZIP(), []int{50}
 }
 
 // DeviceStats is the state of one device of a tier.
@@ -3539,7 +3766,7 @@ type DeviceStats struct {
 
 func (x *DeviceStats) Reset() {
 	*x = DeviceStats{}
-	mi := &file_kvtier_proto_msgTypes[48]
+	mi := &file_kvtier_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3551,7 +3778,7 @@ func (x *DeviceStats) String() string {
 func (*DeviceStats) ProtoMessage() {}
 
 func (x *DeviceStats) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[48]
+	mi := &file_kvtier_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3564,7 +3791,7 @@ func (x *DeviceStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceStats.ProtoReflect.Descriptor instead.
 func (*DeviceStats) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{48}
+	return file_kvtier_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *DeviceStats) GetPath() string {
@@ -3683,7 +3910,7 @@ type TierStats struct {
 
 func (x *TierStats) Reset() {
 	*x = TierStats{}
-	mi := &file_kvtier_proto_msgTypes[49]
+	mi := &file_kvtier_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3695,7 +3922,7 @@ func (x *TierStats) String() string {
 func (*TierStats) ProtoMessage() {}
 
 func (x *TierStats) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[49]
+	mi := &file_kvtier_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3708,7 +3935,7 @@ func (x *TierStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TierStats.ProtoReflect.Descriptor instead.
 func (*TierStats) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{49}
+	return file_kvtier_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *TierStats) GetTier() Tier {
@@ -3879,7 +4106,7 @@ type Curve struct {
 
 func (x *Curve) Reset() {
 	*x = Curve{}
-	mi := &file_kvtier_proto_msgTypes[50]
+	mi := &file_kvtier_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3891,7 +4118,7 @@ func (x *Curve) String() string {
 func (*Curve) ProtoMessage() {}
 
 func (x *Curve) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[50]
+	mi := &file_kvtier_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3904,7 +4131,7 @@ func (x *Curve) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Curve.ProtoReflect.Descriptor instead.
 func (*Curve) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{50}
+	return file_kvtier_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Curve) GetPolicy() string {
@@ -3949,7 +4176,7 @@ type AdmissionStats struct {
 
 func (x *AdmissionStats) Reset() {
 	*x = AdmissionStats{}
-	mi := &file_kvtier_proto_msgTypes[51]
+	mi := &file_kvtier_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3961,7 +4188,7 @@ func (x *AdmissionStats) String() string {
 func (*AdmissionStats) ProtoMessage() {}
 
 func (x *AdmissionStats) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[51]
+	mi := &file_kvtier_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3974,7 +4201,7 @@ func (x *AdmissionStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmissionStats.ProtoReflect.Descriptor instead.
 func (*AdmissionStats) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{51}
+	return file_kvtier_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *AdmissionStats) GetBudget() int64 {
@@ -4018,7 +4245,7 @@ type PrefetchStats struct {
 
 func (x *PrefetchStats) Reset() {
 	*x = PrefetchStats{}
-	mi := &file_kvtier_proto_msgTypes[52]
+	mi := &file_kvtier_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4030,7 +4257,7 @@ func (x *PrefetchStats) String() string {
 func (*PrefetchStats) ProtoMessage() {}
 
 func (x *PrefetchStats) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[52]
+	mi := &file_kvtier_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4043,7 +4270,7 @@ func (x *PrefetchStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefetchStats.ProtoReflect.Descriptor instead.
 func (*PrefetchStats) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{52}
+	return file_kvtier_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *PrefetchStats) GetQueued() int64 {
@@ -4087,7 +4314,7 @@ type CatalogStats struct {
 
 func (x *CatalogStats) Reset() {
 	*x = CatalogStats{}
-	mi := &file_kvtier_proto_msgTypes[53]
+	mi := &file_kvtier_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4099,7 +4326,7 @@ func (x *CatalogStats) String() string {
 func (*CatalogStats) ProtoMessage() {}
 
 func (x *CatalogStats) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[53]
+	mi := &file_kvtier_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4112,7 +4339,7 @@ func (x *CatalogStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CatalogStats.ProtoReflect.Descriptor instead.
 func (*CatalogStats) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{53}
+	return file_kvtier_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *CatalogStats) GetState() string {
@@ -4173,7 +4400,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_kvtier_proto_msgTypes[54]
+	mi := &file_kvtier_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4185,7 +4412,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[54]
+	mi := &file_kvtier_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4198,7 +4425,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{54}
+	return file_kvtier_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *StatsResponse) GetUptimeMs() int64 {
@@ -4365,7 +4592,7 @@ type NamespaceStats struct {
 
 func (x *NamespaceStats) Reset() {
 	*x = NamespaceStats{}
-	mi := &file_kvtier_proto_msgTypes[55]
+	mi := &file_kvtier_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4377,7 +4604,7 @@ func (x *NamespaceStats) String() string {
 func (*NamespaceStats) ProtoMessage() {}
 
 func (x *NamespaceStats) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[55]
+	mi := &file_kvtier_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4390,7 +4617,7 @@ func (x *NamespaceStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceStats.ProtoReflect.Descriptor instead.
 func (*NamespaceStats) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{55}
+	return file_kvtier_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *NamespaceStats) GetName() string {
@@ -4442,7 +4669,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_kvtier_proto_msgTypes[56]
+	mi := &file_kvtier_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4454,7 +4681,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[56]
+	mi := &file_kvtier_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4467,7 +4694,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{56}
+	return file_kvtier_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *WatchRequest) GetNamespace() uint32 {
@@ -4526,7 +4753,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_kvtier_proto_msgTypes[57]
+	mi := &file_kvtier_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4538,7 +4765,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[57]
+	mi := &file_kvtier_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4551,7 +4778,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{57}
+	return file_kvtier_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -4639,7 +4866,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_kvtier_proto_msgTypes[58]
+	mi := &file_kvtier_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4651,7 +4878,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[58]
+	mi := &file_kvtier_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4664,7 +4891,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{58}
+	return file_kvtier_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *WatchResponse) GetReady() bool {
@@ -4715,7 +4942,7 @@ type PinRequest struct {
 
 func (x *PinRequest) Reset() {
 	*x = PinRequest{}
-	mi := &file_kvtier_proto_msgTypes[59]
+	mi := &file_kvtier_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4727,7 +4954,7 @@ func (x *PinRequest) String() string {
 func (*PinRequest) ProtoMessage() {}
 
 func (x *PinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[59]
+	mi := &file_kvtier_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4740,7 +4967,7 @@ func (x *PinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinRequest.ProtoReflect.Descriptor instead.
 func (*PinRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{59}
+	return file_kvtier_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *PinRequest) GetNamespace() uint32 {
@@ -4783,7 +5010,7 @@ type PinResult struct {
 
 func (x *PinResult) Reset() {
 	*x = PinResult{}
-	mi := &file_kvtier_proto_msgTypes[60]
+	mi := &file_kvtier_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4795,7 +5022,7 @@ func (x *PinResult) String() string {
 func (*PinResult) ProtoMessage() {}
 
 func (x *PinResult) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[60]
+	mi := &file_kvtier_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4808,7 +5035,7 @@ func (x *PinResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinResult.ProtoReflect.Descriptor instead.
 func (*PinResult) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{60}
+	return file_kvtier_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *PinResult) GetFailure() *Failure {
@@ -4828,7 +5055,7 @@ type PinResponse struct {
 
 func (x *PinResponse) Reset() {
 	*x = PinResponse{}
-	mi := &file_kvtier_proto_msgTypes[61]
+	mi := &file_kvtier_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4840,7 +5067,7 @@ func (x *PinResponse) String() string {
 func (*PinResponse) ProtoMessage() {}
 
 func (x *PinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[61]
+	mi := &file_kvtier_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4853,7 +5080,7 @@ func (x *PinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinResponse.ProtoReflect.Descriptor instead.
 func (*PinResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{61}
+	return file_kvtier_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *PinResponse) GetResults() []*PinResult {
@@ -4876,7 +5103,7 @@ type UnpinRequest struct {
 
 func (x *UnpinRequest) Reset() {
 	*x = UnpinRequest{}
-	mi := &file_kvtier_proto_msgTypes[62]
+	mi := &file_kvtier_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4888,7 +5115,7 @@ func (x *UnpinRequest) String() string {
 func (*UnpinRequest) ProtoMessage() {}
 
 func (x *UnpinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[62]
+	mi := &file_kvtier_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4901,7 +5128,7 @@ func (x *UnpinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinRequest.ProtoReflect.Descriptor instead.
 func (*UnpinRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{62}
+	return file_kvtier_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *UnpinRequest) GetNamespace() uint32 {
@@ -4942,7 +5169,7 @@ type UnpinResponse struct {
 
 func (x *UnpinResponse) Reset() {
 	*x = UnpinResponse{}
-	mi := &file_kvtier_proto_msgTypes[63]
+	mi := &file_kvtier_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4954,7 +5181,7 @@ func (x *UnpinResponse) String() string {
 func (*UnpinResponse) ProtoMessage() {}
 
 func (x *UnpinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[63]
+	mi := &file_kvtier_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4967,7 +5194,7 @@ func (x *UnpinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinResponse.ProtoReflect.Descriptor instead.
 func (*UnpinResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{63}
+	return file_kvtier_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *UnpinResponse) GetUnpinned() uint32 {
@@ -4988,7 +5215,7 @@ type StartScrubRequest struct {
 
 func (x *StartScrubRequest) Reset() {
 	*x = StartScrubRequest{}
-	mi := &file_kvtier_proto_msgTypes[64]
+	mi := &file_kvtier_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5000,7 +5227,7 @@ func (x *StartScrubRequest) String() string {
 func (*StartScrubRequest) ProtoMessage() {}
 
 func (x *StartScrubRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[64]
+	mi := &file_kvtier_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5013,7 +5240,7 @@ func (x *StartScrubRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartScrubRequest.ProtoReflect.Descriptor instead.
 func (*StartScrubRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{64}
+	return file_kvtier_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *StartScrubRequest) GetBytesPerSecond() int64 {
@@ -5039,7 +5266,7 @@ type StopScrubRequest struct {
 
 func (x *StopScrubRequest) Reset() {
 	*x = StopScrubRequest{}
-	mi := &file_kvtier_proto_msgTypes[65]
+	mi := &file_kvtier_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5051,7 +5278,7 @@ func (x *StopScrubRequest) String() string {
 func (*StopScrubRequest) ProtoMessage() {}
 
 func (x *StopScrubRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[65]
+	mi := &file_kvtier_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5064,7 +5291,7 @@ func (x *StopScrubRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopScrubRequest.ProtoReflect.Descriptor instead.
 func (*StopScrubRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{65}
+	return file_kvtier_proto_rawDescGZIP(), []int{68}
 }
 
 // ScrubStatus tells how far a scrub is, or how the last one ended. Its counters
@@ -5088,7 +5315,7 @@ type ScrubStatus struct {
 
 func (x *ScrubStatus) Reset() {
 	*x = ScrubStatus{}
-	mi := &file_kvtier_proto_msgTypes[66]
+	mi := &file_kvtier_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5100,7 +5327,7 @@ func (x *ScrubStatus) String() string {
 func (*ScrubStatus) ProtoMessage() {}
 
 func (x *ScrubStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[66]
+	mi := &file_kvtier_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5113,7 +5340,7 @@ func (x *ScrubStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubStatus.ProtoReflect.Descriptor instead.
 func (*ScrubStatus) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{66}
+	return file_kvtier_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ScrubStatus) GetState() ScrubState {
@@ -5202,7 +5429,7 @@ type ListSessionsRequest struct {
 
 func (x *ListSessionsRequest) Reset() {
 	*x = ListSessionsRequest{}
-	mi := &file_kvtier_proto_msgTypes[67]
+	mi := &file_kvtier_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5214,7 +5441,7 @@ func (x *ListSessionsRequest) String() string {
 func (*ListSessionsRequest) ProtoMessage() {}
 
 func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[67]
+	mi := &file_kvtier_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5227,7 +5454,7 @@ func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{67}
+	return file_kvtier_proto_rawDescGZIP(), []int{70}
 }
 
 // ListSessionsResponse lists sessions.
@@ -5240,7 +5467,7 @@ type ListSessionsResponse struct {
 
 func (x *ListSessionsResponse) Reset() {
 	*x = ListSessionsResponse{}
-	mi := &file_kvtier_proto_msgTypes[68]
+	mi := &file_kvtier_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5252,7 +5479,7 @@ func (x *ListSessionsResponse) String() string {
 func (*ListSessionsResponse) ProtoMessage() {}
 
 func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[68]
+	mi := &file_kvtier_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5265,7 +5492,7 @@ func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{68}
+	return file_kvtier_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ListSessionsResponse) GetSessions() []*SessionInfo {
@@ -5302,7 +5529,7 @@ type SessionInfo struct {
 
 func (x *SessionInfo) Reset() {
 	*x = SessionInfo{}
-	mi := &file_kvtier_proto_msgTypes[69]
+	mi := &file_kvtier_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5314,7 +5541,7 @@ func (x *SessionInfo) String() string {
 func (*SessionInfo) ProtoMessage() {}
 
 func (x *SessionInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[69]
+	mi := &file_kvtier_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5327,7 +5554,7 @@ func (x *SessionInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionInfo.ProtoReflect.Descriptor instead.
 func (*SessionInfo) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{69}
+	return file_kvtier_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *SessionInfo) GetId() uint64 {
@@ -5473,7 +5700,7 @@ type IdentityUsage struct {
 
 func (x *IdentityUsage) Reset() {
 	*x = IdentityUsage{}
-	mi := &file_kvtier_proto_msgTypes[70]
+	mi := &file_kvtier_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5485,7 +5712,7 @@ func (x *IdentityUsage) String() string {
 func (*IdentityUsage) ProtoMessage() {}
 
 func (x *IdentityUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[70]
+	mi := &file_kvtier_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5498,7 +5725,7 @@ func (x *IdentityUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdentityUsage.ProtoReflect.Descriptor instead.
 func (*IdentityUsage) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{70}
+	return file_kvtier_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *IdentityUsage) GetSessions() uint32 {
@@ -5559,7 +5786,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_kvtier_proto_msgTypes[71]
+	mi := &file_kvtier_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5571,7 +5798,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[71]
+	mi := &file_kvtier_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5584,7 +5811,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{71}
+	return file_kvtier_proto_rawDescGZIP(), []int{74}
 }
 
 // TierPolicy is what decides which blocks leave a tier first.
@@ -5600,7 +5827,7 @@ type TierPolicy struct {
 
 func (x *TierPolicy) Reset() {
 	*x = TierPolicy{}
-	mi := &file_kvtier_proto_msgTypes[72]
+	mi := &file_kvtier_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5612,7 +5839,7 @@ func (x *TierPolicy) String() string {
 func (*TierPolicy) ProtoMessage() {}
 
 func (x *TierPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[72]
+	mi := &file_kvtier_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5625,7 +5852,7 @@ func (x *TierPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TierPolicy.ProtoReflect.Descriptor instead.
 func (*TierPolicy) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{72}
+	return file_kvtier_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *TierPolicy) GetTier() Tier {
@@ -5666,7 +5893,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_kvtier_proto_msgTypes[73]
+	mi := &file_kvtier_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5678,7 +5905,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[73]
+	mi := &file_kvtier_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5691,7 +5918,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{73}
+	return file_kvtier_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ListPoliciesResponse) GetTiers() []*TierPolicy {
@@ -5712,7 +5939,7 @@ type SetPolicyRequest struct {
 
 func (x *SetPolicyRequest) Reset() {
 	*x = SetPolicyRequest{}
-	mi := &file_kvtier_proto_msgTypes[74]
+	mi := &file_kvtier_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5724,7 +5951,7 @@ func (x *SetPolicyRequest) String() string {
 func (*SetPolicyRequest) ProtoMessage() {}
 
 func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[74]
+	mi := &file_kvtier_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5737,7 +5964,7 @@ func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*SetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{74}
+	return file_kvtier_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *SetPolicyRequest) GetTier() Tier {
@@ -5763,7 +5990,7 @@ type SetPolicyResponse struct {
 
 func (x *SetPolicyResponse) Reset() {
 	*x = SetPolicyResponse{}
-	mi := &file_kvtier_proto_msgTypes[75]
+	mi := &file_kvtier_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5775,7 +6002,7 @@ func (x *SetPolicyResponse) String() string {
 func (*SetPolicyResponse) ProtoMessage() {}
 
 func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[75]
+	mi := &file_kvtier_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5788,7 +6015,7 @@ func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*SetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{75}
+	return file_kvtier_proto_rawDescGZIP(), []int{78}
 }
 
 var File_kvtier_proto protoreflect.FileDescriptor
@@ -5858,7 +6085,7 @@ const file_kvtier_proto_rawDesc = "" +
 	"\x16ListNamespacesResponse\x128\n" +
 	"\n" +
 	"namespaces\x18\x01 \x03(\v2\x18.kvtier.v1.NamespaceInfoR\n" +
-	"namespaces\"\xdd\x01\n" +
+	"namespaces\"\x89\x02\n" +
 	"\fMatchRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\rR\tnamespace\x12#\n" +
 	"\rnamespace_tag\x18\x02 \x01(\x06R\fnamespaceTag\x12\x19\n" +
@@ -5867,13 +6094,32 @@ const file_kvtier_proto_rawDesc = "" +
 	"\x03all\x18\x05 \x01(\bR\x03all\x12\x19\n" +
 	"\blease_ms\x18\x06 \x01(\x03R\aleaseMs\x12\x14\n" +
 	"\x05class\x18\a \x01(\rR\x05class\x12\x14\n" +
-	"\x05quiet\x18\b \x01(\bR\x05quiet\"\x97\x01\n" +
+	"\x05quiet\x18\b \x01(\bR\x05quiet\x12*\n" +
+	"\x04plan\x18\t \x01(\v2\x16.kvtier.v1.PlanRequestR\x04plan\"E\n" +
+	"\aPrefill\x12\x19\n" +
+	"\btoken_ns\x18\x01 \x01(\x03R\atokenNs\x12\x1f\n" +
+	"\vposition_ns\x18\x02 \x01(\x01R\n" +
+	"positionNs\"v\n" +
+	"\vPlanRequest\x12,\n" +
+	"\aprefill\x18\x01 \x01(\v2\x12.kvtier.v1.PrefillR\aprefill\x12\x18\n" +
+	"\aoverlap\x18\x02 \x01(\bR\aoverlap\x12\x1f\n" +
+	"\vdeadline_ns\x18\x03 \x01(\x03R\n" +
+	"deadlineNs\"\xa0\x01\n" +
+	"\x04Plan\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\rR\x04from\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\rR\x02to\x12\x17\n" +
+	"\aload_ns\x18\x03 \x01(\x03R\x06loadNs\x12\x1d\n" +
+	"\n" +
+	"compute_ns\x18\x04 \x01(\x03R\tcomputeNs\x12\x19\n" +
+	"\btotal_ns\x18\x05 \x01(\x03R\atotalNs\x12!\n" +
+	"\frecompute_ns\x18\x06 \x01(\x03R\vrecomputeNs\"\xbc\x01\n" +
 	"\rMatchResponse\x12\x16\n" +
 	"\x06prefix\x18\x01 \x01(\rR\x06prefix\x12\x14\n" +
 	"\x05tiers\x18\x02 \x01(\fR\x05tiers\x12\x16\n" +
 	"\x06length\x18\x03 \x01(\rR\x06length\x12\x18\n" +
 	"\alengths\x18\x04 \x03(\rR\alengths\x12&\n" +
-	"\x05lease\x18\x05 \x01(\v2\x10.kvtier.v1.LeaseR\x05lease\"F\n" +
+	"\x05lease\x18\x05 \x01(\v2\x10.kvtier.v1.LeaseR\x05lease\x12#\n" +
+	"\x04plan\x18\x06 \x01(\v2\x0f.kvtier.v1.PlanR\x04plan\"F\n" +
 	"\x05Lease\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x17\n" +
 	"\aleft_ms\x18\x02 \x01(\x03R\x06leftMs\x12\x14\n" +
@@ -5913,7 +6159,7 @@ const file_kvtier_proto_rawDesc = "" +
 	"\afailure\x18\x02 \x01(\v2\x12.kvtier.v1.FailureR\afailure\"S\n" +
 	"\vPutResponse\x12\x14\n" +
 	"\x05first\x18\x01 \x01(\rR\x05first\x12.\n" +
-	"\aresults\x18\x02 \x03(\v2\x14.kvtier.v1.PutResultR\aresults\"\x99\x02\n" +
+	"\aresults\x18\x02 \x03(\v2\x14.kvtier.v1.PutResultR\aresults\"\xc5\x02\n" +
 	"\n" +
 	"GetRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\rR\tnamespace\x12#\n" +
@@ -5927,7 +6173,8 @@ const file_kvtier_proto_rawDesc = "" +
 	"no_promote\x18\b \x01(\bR\tnoPromote\x12\x14\n" +
 	"\x05quiet\x18\t \x01(\bR\x05quiet\x12\x16\n" +
 	"\x06verify\x18\n" +
-	" \x01(\bR\x06verify\"\xcb\x01\n" +
+	" \x01(\bR\x06verify\x12*\n" +
+	"\x04plan\x18\v \x01(\v2\x16.kvtier.v1.PlanRequestR\x04plan\"\xcb\x01\n" +
 	"\vGetResponse\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12-\n" +
 	"\x06reason\x18\x02 \x01(\x0e2\x15.kvtier.v1.MissReasonR\x06reason\x12#\n" +
@@ -6228,7 +6475,7 @@ const file_kvtier_proto_rawDesc = "" +
 	"\aTIER_G1\x10\x01\x12\v\n" +
 	"\aTIER_G2\x10\x02\x12\v\n" +
 	"\aTIER_G3\x10\x03\x12\v\n" +
-	"\aTIER_G4\x10\x04*\xd4\x01\n" +
+	"\aTIER_G4\x10\x04*\xef\x01\n" +
 	"\n" +
 	"MissReason\x12\x13\n" +
 	"\x0fMISS_REASON_HIT\x10\x00\x12\x16\n" +
@@ -6238,7 +6485,8 @@ const file_kvtier_proto_rawDesc = "" +
 	"\x13MISS_REASON_CORRUPT\x10\x04\x12\x17\n" +
 	"\x13MISS_REASON_NO_ROOM\x10\x05\x12\x18\n" +
 	"\x14MISS_REASON_DEADLINE\x10\x06\x12\x1b\n" +
-	"\x17MISS_REASON_UNAVAILABLE\x10\a*\xaa\x02\n" +
+	"\x17MISS_REASON_UNAVAILABLE\x10\a\x12\x19\n" +
+	"\x15MISS_REASON_RECOMPUTE\x10\b*\xaa\x02\n" +
 	"\x05Cause\x12\x15\n" +
 	"\x11CAUSE_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fCAUSE_NOT_FOUND\x10\x01\x12\x12\n" +
@@ -6329,7 +6577,7 @@ func file_kvtier_proto_rawDescGZIP() []byte {
 }
 
 var file_kvtier_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_kvtier_proto_msgTypes = make([]protoimpl.MessageInfo, 80)
+var file_kvtier_proto_msgTypes = make([]protoimpl.MessageInfo, 83)
 var file_kvtier_proto_goTypes = []any{
 	(Tier)(0),                      // 0: kvtier.v1.Tier
 	(MissReason)(0),                // 1: kvtier.v1.MissReason
@@ -6350,74 +6598,77 @@ var file_kvtier_proto_goTypes = []any{
 	(*NamespaceInfo)(nil),          // 16: kvtier.v1.NamespaceInfo
 	(*ListNamespacesResponse)(nil), // 17: kvtier.v1.ListNamespacesResponse
 	(*MatchRequest)(nil),           // 18: kvtier.v1.MatchRequest
-	(*MatchResponse)(nil),          // 19: kvtier.v1.MatchResponse
-	(*Lease)(nil),                  // 20: kvtier.v1.Lease
-	(*LocateRequest)(nil),          // 21: kvtier.v1.LocateRequest
-	(*Located)(nil),                // 22: kvtier.v1.Located
-	(*Locations)(nil),              // 23: kvtier.v1.Locations
-	(*LocateResponse)(nil),         // 24: kvtier.v1.LocateResponse
-	(*PutRequest)(nil),             // 25: kvtier.v1.PutRequest
-	(*PutOpen)(nil),                // 26: kvtier.v1.PutOpen
-	(*PutBlock)(nil),               // 27: kvtier.v1.PutBlock
-	(*PutResult)(nil),              // 28: kvtier.v1.PutResult
-	(*PutResponse)(nil),            // 29: kvtier.v1.PutResponse
-	(*GetRequest)(nil),             // 30: kvtier.v1.GetRequest
-	(*GetResponse)(nil),            // 31: kvtier.v1.GetResponse
-	(*ReserveItem)(nil),            // 32: kvtier.v1.ReserveItem
-	(*ReserveRequest)(nil),         // 33: kvtier.v1.ReserveRequest
-	(*Reservation)(nil),            // 34: kvtier.v1.Reservation
-	(*ReserveResponse)(nil),        // 35: kvtier.v1.ReserveResponse
-	(*CommitRequest)(nil),          // 36: kvtier.v1.CommitRequest
-	(*CommitResponse)(nil),         // 37: kvtier.v1.CommitResponse
-	(*AbortRequest)(nil),           // 38: kvtier.v1.AbortRequest
-	(*AbortResponse)(nil),          // 39: kvtier.v1.AbortResponse
-	(*PrefetchRequest)(nil),        // 40: kvtier.v1.PrefetchRequest
-	(*PrefetchResponse)(nil),       // 41: kvtier.v1.PrefetchResponse
-	(*CancelPrefetchRequest)(nil),  // 42: kvtier.v1.CancelPrefetchRequest
-	(*CancelPrefetchResponse)(nil), // 43: kvtier.v1.CancelPrefetchResponse
-	(*RenewLeaseRequest)(nil),      // 44: kvtier.v1.RenewLeaseRequest
-	(*ReleaseLeaseRequest)(nil),    // 45: kvtier.v1.ReleaseLeaseRequest
-	(*ReleaseLeaseResponse)(nil),   // 46: kvtier.v1.ReleaseLeaseResponse
-	(*DeleteRequest)(nil),          // 47: kvtier.v1.DeleteRequest
-	(*DeleteResponse)(nil),         // 48: kvtier.v1.DeleteResponse
-	(*ClearRequest)(nil),           // 49: kvtier.v1.ClearRequest
-	(*ClearResponse)(nil),          // 50: kvtier.v1.ClearResponse
-	(*ListRequest)(nil),            // 51: kvtier.v1.ListRequest
-	(*ListEntry)(nil),              // 52: kvtier.v1.ListEntry
-	(*ListResponse)(nil),           // 53: kvtier.v1.ListResponse
-	(*StatsRequest)(nil),           // 54: kvtier.v1.StatsRequest
-	(*DeviceStats)(nil),            // 55: kvtier.v1.DeviceStats
-	(*TierStats)(nil),              // 56: kvtier.v1.TierStats
-	(*Curve)(nil),                  // 57: kvtier.v1.Curve
-	(*AdmissionStats)(nil),         // 58: kvtier.v1.AdmissionStats
-	(*PrefetchStats)(nil),          // 59: kvtier.v1.PrefetchStats
-	(*CatalogStats)(nil),           // 60: kvtier.v1.CatalogStats
-	(*StatsResponse)(nil),          // 61: kvtier.v1.StatsResponse
-	(*NamespaceStats)(nil),         // 62: kvtier.v1.NamespaceStats
-	(*WatchRequest)(nil),           // 63: kvtier.v1.WatchRequest
-	(*Event)(nil),                  // 64: kvtier.v1.Event
-	(*WatchResponse)(nil),          // 65: kvtier.v1.WatchResponse
-	(*PinRequest)(nil),             // 66: kvtier.v1.PinRequest
-	(*PinResult)(nil),              // 67: kvtier.v1.PinResult
-	(*PinResponse)(nil),            // 68: kvtier.v1.PinResponse
-	(*UnpinRequest)(nil),           // 69: kvtier.v1.UnpinRequest
-	(*UnpinResponse)(nil),          // 70: kvtier.v1.UnpinResponse
-	(*StartScrubRequest)(nil),      // 71: kvtier.v1.StartScrubRequest
-	(*StopScrubRequest)(nil),       // 72: kvtier.v1.StopScrubRequest
-	(*ScrubStatus)(nil),            // 73: kvtier.v1.ScrubStatus
-	(*ListSessionsRequest)(nil),    // 74: kvtier.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil),   // 75: kvtier.v1.ListSessionsResponse
-	(*SessionInfo)(nil),            // 76: kvtier.v1.SessionInfo
-	(*IdentityUsage)(nil),          // 77: kvtier.v1.IdentityUsage
-	(*ListPoliciesRequest)(nil),    // 78: kvtier.v1.ListPoliciesRequest
-	(*TierPolicy)(nil),             // 79: kvtier.v1.TierPolicy
-	(*ListPoliciesResponse)(nil),   // 80: kvtier.v1.ListPoliciesResponse
-	(*SetPolicyRequest)(nil),       // 81: kvtier.v1.SetPolicyRequest
-	(*SetPolicyResponse)(nil),      // 82: kvtier.v1.SetPolicyResponse
-	nil,                            // 83: kvtier.v1.AdmissionStats.RejectedEntry
-	nil,                            // 84: kvtier.v1.StatsResponse.MissesEntry
-	nil,                            // 85: kvtier.v1.StatsResponse.RemovedEntry
-	nil,                            // 86: kvtier.v1.NamespaceStats.MissesEntry
+	(*Prefill)(nil),                // 19: kvtier.v1.Prefill
+	(*PlanRequest)(nil),            // 20: kvtier.v1.PlanRequest
+	(*Plan)(nil),                   // 21: kvtier.v1.Plan
+	(*MatchResponse)(nil),          // 22: kvtier.v1.MatchResponse
+	(*Lease)(nil),                  // 23: kvtier.v1.Lease
+	(*LocateRequest)(nil),          // 24: kvtier.v1.LocateRequest
+	(*Located)(nil),                // 25: kvtier.v1.Located
+	(*Locations)(nil),              // 26: kvtier.v1.Locations
+	(*LocateResponse)(nil),         // 27: kvtier.v1.LocateResponse
+	(*PutRequest)(nil),             // 28: kvtier.v1.PutRequest
+	(*PutOpen)(nil),                // 29: kvtier.v1.PutOpen
+	(*PutBlock)(nil),               // 30: kvtier.v1.PutBlock
+	(*PutResult)(nil),              // 31: kvtier.v1.PutResult
+	(*PutResponse)(nil),            // 32: kvtier.v1.PutResponse
+	(*GetRequest)(nil),             // 33: kvtier.v1.GetRequest
+	(*GetResponse)(nil),            // 34: kvtier.v1.GetResponse
+	(*ReserveItem)(nil),            // 35: kvtier.v1.ReserveItem
+	(*ReserveRequest)(nil),         // 36: kvtier.v1.ReserveRequest
+	(*Reservation)(nil),            // 37: kvtier.v1.Reservation
+	(*ReserveResponse)(nil),        // 38: kvtier.v1.ReserveResponse
+	(*CommitRequest)(nil),          // 39: kvtier.v1.CommitRequest
+	(*CommitResponse)(nil),         // 40: kvtier.v1.CommitResponse
+	(*AbortRequest)(nil),           // 41: kvtier.v1.AbortRequest
+	(*AbortResponse)(nil),          // 42: kvtier.v1.AbortResponse
+	(*PrefetchRequest)(nil),        // 43: kvtier.v1.PrefetchRequest
+	(*PrefetchResponse)(nil),       // 44: kvtier.v1.PrefetchResponse
+	(*CancelPrefetchRequest)(nil),  // 45: kvtier.v1.CancelPrefetchRequest
+	(*CancelPrefetchResponse)(nil), // 46: kvtier.v1.CancelPrefetchResponse
+	(*RenewLeaseRequest)(nil),      // 47: kvtier.v1.RenewLeaseRequest
+	(*ReleaseLeaseRequest)(nil),    // 48: kvtier.v1.ReleaseLeaseRequest
+	(*ReleaseLeaseResponse)(nil),   // 49: kvtier.v1.ReleaseLeaseResponse
+	(*DeleteRequest)(nil),          // 50: kvtier.v1.DeleteRequest
+	(*DeleteResponse)(nil),         // 51: kvtier.v1.DeleteResponse
+	(*ClearRequest)(nil),           // 52: kvtier.v1.ClearRequest
+	(*ClearResponse)(nil),          // 53: kvtier.v1.ClearResponse
+	(*ListRequest)(nil),            // 54: kvtier.v1.ListRequest
+	(*ListEntry)(nil),              // 55: kvtier.v1.ListEntry
+	(*ListResponse)(nil),           // 56: kvtier.v1.ListResponse
+	(*StatsRequest)(nil),           // 57: kvtier.v1.StatsRequest
+	(*DeviceStats)(nil),            // 58: kvtier.v1.DeviceStats
+	(*TierStats)(nil),              // 59: kvtier.v1.TierStats
+	(*Curve)(nil),                  // 60: kvtier.v1.Curve
+	(*AdmissionStats)(nil),         // 61: kvtier.v1.AdmissionStats
+	(*PrefetchStats)(nil),          // 62: kvtier.v1.PrefetchStats
+	(*CatalogStats)(nil),           // 63: kvtier.v1.CatalogStats
+	(*StatsResponse)(nil),          // 64: kvtier.v1.StatsResponse
+	(*NamespaceStats)(nil),         // 65: kvtier.v1.NamespaceStats
+	(*WatchRequest)(nil),           // 66: kvtier.v1.WatchRequest
+	(*Event)(nil),                  // 67: kvtier.v1.Event
+	(*WatchResponse)(nil),          // 68: kvtier.v1.WatchResponse
+	(*PinRequest)(nil),             // 69: kvtier.v1.PinRequest
+	(*PinResult)(nil),              // 70: kvtier.v1.PinResult
+	(*PinResponse)(nil),            // 71: kvtier.v1.PinResponse
+	(*UnpinRequest)(nil),           // 72: kvtier.v1.UnpinRequest
+	(*UnpinResponse)(nil),          // 73: kvtier.v1.UnpinResponse
+	(*StartScrubRequest)(nil),      // 74: kvtier.v1.StartScrubRequest
+	(*StopScrubRequest)(nil),       // 75: kvtier.v1.StopScrubRequest
+	(*ScrubStatus)(nil),            // 76: kvtier.v1.ScrubStatus
+	(*ListSessionsRequest)(nil),    // 77: kvtier.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),   // 78: kvtier.v1.ListSessionsResponse
+	(*SessionInfo)(nil),            // 79: kvtier.v1.SessionInfo
+	(*IdentityUsage)(nil),          // 80: kvtier.v1.IdentityUsage
+	(*ListPoliciesRequest)(nil),    // 81: kvtier.v1.ListPoliciesRequest
+	(*TierPolicy)(nil),             // 82: kvtier.v1.TierPolicy
+	(*ListPoliciesResponse)(nil),   // 83: kvtier.v1.ListPoliciesResponse
+	(*SetPolicyRequest)(nil),       // 84: kvtier.v1.SetPolicyRequest
+	(*SetPolicyResponse)(nil),      // 85: kvtier.v1.SetPolicyResponse
+	nil,                            // 86: kvtier.v1.AdmissionStats.RejectedEntry
+	nil,                            // 87: kvtier.v1.StatsResponse.MissesEntry
+	nil,                            // 88: kvtier.v1.StatsResponse.RemovedEntry
+	nil,                            // 89: kvtier.v1.NamespaceStats.MissesEntry
 }
 var file_kvtier_proto_depIdxs = []int32{
 	2,  // 0: kvtier.v1.Failure.cause:type_name -> kvtier.v1.Cause
@@ -6427,112 +6678,116 @@ var file_kvtier_proto_depIdxs = []int32{
 	10, // 4: kvtier.v1.Namespace.sessions:type_name -> kvtier.v1.Sessions
 	13, // 5: kvtier.v1.NamespaceInfo.namespace:type_name -> kvtier.v1.Namespace
 	16, // 6: kvtier.v1.ListNamespacesResponse.namespaces:type_name -> kvtier.v1.NamespaceInfo
-	20, // 7: kvtier.v1.MatchResponse.lease:type_name -> kvtier.v1.Lease
-	0,  // 8: kvtier.v1.Located.tier:type_name -> kvtier.v1.Tier
-	22, // 9: kvtier.v1.Locations.places:type_name -> kvtier.v1.Located
-	23, // 10: kvtier.v1.LocateResponse.keys:type_name -> kvtier.v1.Locations
-	26, // 11: kvtier.v1.PutRequest.open:type_name -> kvtier.v1.PutOpen
-	27, // 12: kvtier.v1.PutRequest.block:type_name -> kvtier.v1.PutBlock
-	0,  // 13: kvtier.v1.PutOpen.durable:type_name -> kvtier.v1.Tier
-	3,  // 14: kvtier.v1.PutResult.status:type_name -> kvtier.v1.PutStatus
-	7,  // 15: kvtier.v1.PutResult.failure:type_name -> kvtier.v1.Failure
-	28, // 16: kvtier.v1.PutResponse.results:type_name -> kvtier.v1.PutResult
-	1,  // 17: kvtier.v1.GetResponse.reason:type_name -> kvtier.v1.MissReason
-	0,  // 18: kvtier.v1.GetResponse.tier:type_name -> kvtier.v1.Tier
-	32, // 19: kvtier.v1.ReserveRequest.items:type_name -> kvtier.v1.ReserveItem
-	0,  // 20: kvtier.v1.ReserveRequest.durable:type_name -> kvtier.v1.Tier
-	3,  // 21: kvtier.v1.Reservation.status:type_name -> kvtier.v1.PutStatus
-	7,  // 22: kvtier.v1.Reservation.failure:type_name -> kvtier.v1.Failure
-	34, // 23: kvtier.v1.ReserveResponse.items:type_name -> kvtier.v1.Reservation
-	28, // 24: kvtier.v1.CommitResponse.results:type_name -> kvtier.v1.PutResult
-	1,  // 25: kvtier.v1.PrefetchResponse.reason:type_name -> kvtier.v1.MissReason
-	0,  // 26: kvtier.v1.PrefetchResponse.tier:type_name -> kvtier.v1.Tier
-	0,  // 27: kvtier.v1.ListEntry.tiers:type_name -> kvtier.v1.Tier
-	52, // 28: kvtier.v1.ListResponse.entries:type_name -> kvtier.v1.ListEntry
-	0,  // 29: kvtier.v1.TierStats.tier:type_name -> kvtier.v1.Tier
-	55, // 30: kvtier.v1.TierStats.devices:type_name -> kvtier.v1.DeviceStats
-	58, // 31: kvtier.v1.TierStats.admission:type_name -> kvtier.v1.AdmissionStats
-	57, // 32: kvtier.v1.TierStats.curves:type_name -> kvtier.v1.Curve
-	83, // 33: kvtier.v1.AdmissionStats.rejected:type_name -> kvtier.v1.AdmissionStats.RejectedEntry
-	56, // 34: kvtier.v1.StatsResponse.tiers:type_name -> kvtier.v1.TierStats
-	84, // 35: kvtier.v1.StatsResponse.misses:type_name -> kvtier.v1.StatsResponse.MissesEntry
-	85, // 36: kvtier.v1.StatsResponse.removed:type_name -> kvtier.v1.StatsResponse.RemovedEntry
-	59, // 37: kvtier.v1.StatsResponse.prefetch:type_name -> kvtier.v1.PrefetchStats
-	73, // 38: kvtier.v1.StatsResponse.scrub:type_name -> kvtier.v1.ScrubStatus
-	60, // 39: kvtier.v1.StatsResponse.catalog:type_name -> kvtier.v1.CatalogStats
-	62, // 40: kvtier.v1.StatsResponse.by_namespace:type_name -> kvtier.v1.NamespaceStats
-	86, // 41: kvtier.v1.NamespaceStats.misses:type_name -> kvtier.v1.NamespaceStats.MissesEntry
-	4,  // 42: kvtier.v1.Event.kind:type_name -> kvtier.v1.EventKind
-	0,  // 43: kvtier.v1.Event.tier:type_name -> kvtier.v1.Tier
-	5,  // 44: kvtier.v1.Event.reason:type_name -> kvtier.v1.Reason
-	64, // 45: kvtier.v1.WatchResponse.event:type_name -> kvtier.v1.Event
-	7,  // 46: kvtier.v1.PinResult.failure:type_name -> kvtier.v1.Failure
-	67, // 47: kvtier.v1.PinResponse.results:type_name -> kvtier.v1.PinResult
-	6,  // 48: kvtier.v1.ScrubStatus.state:type_name -> kvtier.v1.ScrubState
-	76, // 49: kvtier.v1.ListSessionsResponse.sessions:type_name -> kvtier.v1.SessionInfo
-	77, // 50: kvtier.v1.SessionInfo.identity_usage:type_name -> kvtier.v1.IdentityUsage
-	0,  // 51: kvtier.v1.TierPolicy.tier:type_name -> kvtier.v1.Tier
-	79, // 52: kvtier.v1.ListPoliciesResponse.tiers:type_name -> kvtier.v1.TierPolicy
-	0,  // 53: kvtier.v1.SetPolicyRequest.tier:type_name -> kvtier.v1.Tier
-	8,  // 54: kvtier.v1.Kvtier.Ping:input_type -> kvtier.v1.PingRequest
-	12, // 55: kvtier.v1.Kvtier.OpenNamespace:input_type -> kvtier.v1.OpenNamespaceRequest
-	14, // 56: kvtier.v1.Kvtier.GetNamespace:input_type -> kvtier.v1.GetNamespaceRequest
-	15, // 57: kvtier.v1.Kvtier.ListNamespaces:input_type -> kvtier.v1.ListNamespacesRequest
-	18, // 58: kvtier.v1.Kvtier.Match:input_type -> kvtier.v1.MatchRequest
-	21, // 59: kvtier.v1.Kvtier.Locate:input_type -> kvtier.v1.LocateRequest
-	25, // 60: kvtier.v1.Kvtier.Put:input_type -> kvtier.v1.PutRequest
-	30, // 61: kvtier.v1.Kvtier.Get:input_type -> kvtier.v1.GetRequest
-	33, // 62: kvtier.v1.Kvtier.Reserve:input_type -> kvtier.v1.ReserveRequest
-	36, // 63: kvtier.v1.Kvtier.Commit:input_type -> kvtier.v1.CommitRequest
-	38, // 64: kvtier.v1.Kvtier.Abort:input_type -> kvtier.v1.AbortRequest
-	40, // 65: kvtier.v1.Kvtier.Prefetch:input_type -> kvtier.v1.PrefetchRequest
-	42, // 66: kvtier.v1.Kvtier.CancelPrefetch:input_type -> kvtier.v1.CancelPrefetchRequest
-	44, // 67: kvtier.v1.Kvtier.RenewLease:input_type -> kvtier.v1.RenewLeaseRequest
-	45, // 68: kvtier.v1.Kvtier.ReleaseLease:input_type -> kvtier.v1.ReleaseLeaseRequest
-	47, // 69: kvtier.v1.Kvtier.Delete:input_type -> kvtier.v1.DeleteRequest
-	49, // 70: kvtier.v1.Kvtier.Clear:input_type -> kvtier.v1.ClearRequest
-	51, // 71: kvtier.v1.Kvtier.List:input_type -> kvtier.v1.ListRequest
-	74, // 72: kvtier.v1.Kvtier.ListSessions:input_type -> kvtier.v1.ListSessionsRequest
-	54, // 73: kvtier.v1.Kvtier.Stats:input_type -> kvtier.v1.StatsRequest
-	63, // 74: kvtier.v1.Kvtier.Watch:input_type -> kvtier.v1.WatchRequest
-	66, // 75: kvtier.v1.Kvtier.Pin:input_type -> kvtier.v1.PinRequest
-	69, // 76: kvtier.v1.Kvtier.Unpin:input_type -> kvtier.v1.UnpinRequest
-	71, // 77: kvtier.v1.Kvtier.StartScrub:input_type -> kvtier.v1.StartScrubRequest
-	72, // 78: kvtier.v1.Kvtier.StopScrub:input_type -> kvtier.v1.StopScrubRequest
-	78, // 79: kvtier.v1.Kvtier.ListPolicies:input_type -> kvtier.v1.ListPoliciesRequest
-	81, // 80: kvtier.v1.Kvtier.SetPolicy:input_type -> kvtier.v1.SetPolicyRequest
-	9,  // 81: kvtier.v1.Kvtier.Ping:output_type -> kvtier.v1.PingResponse
-	13, // 82: kvtier.v1.Kvtier.OpenNamespace:output_type -> kvtier.v1.Namespace
-	13, // 83: kvtier.v1.Kvtier.GetNamespace:output_type -> kvtier.v1.Namespace
-	17, // 84: kvtier.v1.Kvtier.ListNamespaces:output_type -> kvtier.v1.ListNamespacesResponse
-	19, // 85: kvtier.v1.Kvtier.Match:output_type -> kvtier.v1.MatchResponse
-	24, // 86: kvtier.v1.Kvtier.Locate:output_type -> kvtier.v1.LocateResponse
-	29, // 87: kvtier.v1.Kvtier.Put:output_type -> kvtier.v1.PutResponse
-	31, // 88: kvtier.v1.Kvtier.Get:output_type -> kvtier.v1.GetResponse
-	35, // 89: kvtier.v1.Kvtier.Reserve:output_type -> kvtier.v1.ReserveResponse
-	37, // 90: kvtier.v1.Kvtier.Commit:output_type -> kvtier.v1.CommitResponse
-	39, // 91: kvtier.v1.Kvtier.Abort:output_type -> kvtier.v1.AbortResponse
-	41, // 92: kvtier.v1.Kvtier.Prefetch:output_type -> kvtier.v1.PrefetchResponse
-	43, // 93: kvtier.v1.Kvtier.CancelPrefetch:output_type -> kvtier.v1.CancelPrefetchResponse
-	20, // 94: kvtier.v1.Kvtier.RenewLease:output_type -> kvtier.v1.Lease
-	46, // 95: kvtier.v1.Kvtier.ReleaseLease:output_type -> kvtier.v1.ReleaseLeaseResponse
-	48, // 96: kvtier.v1.Kvtier.Delete:output_type -> kvtier.v1.DeleteResponse
-	50, // 97: kvtier.v1.Kvtier.Clear:output_type -> kvtier.v1.ClearResponse
-	53, // 98: kvtier.v1.Kvtier.List:output_type -> kvtier.v1.ListResponse
-	75, // 99: kvtier.v1.Kvtier.ListSessions:output_type -> kvtier.v1.ListSessionsResponse
-	61, // 100: kvtier.v1.Kvtier.Stats:output_type -> kvtier.v1.StatsResponse
-	65, // 101: kvtier.v1.Kvtier.Watch:output_type -> kvtier.v1.WatchResponse
-	68, // 102: kvtier.v1.Kvtier.Pin:output_type -> kvtier.v1.PinResponse
-	70, // 103: kvtier.v1.Kvtier.Unpin:output_type -> kvtier.v1.UnpinResponse
-	73, // 104: kvtier.v1.Kvtier.StartScrub:output_type -> kvtier.v1.ScrubStatus
-	73, // 105: kvtier.v1.Kvtier.StopScrub:output_type -> kvtier.v1.ScrubStatus
-	80, // 106: kvtier.v1.Kvtier.ListPolicies:output_type -> kvtier.v1.ListPoliciesResponse
-	82, // 107: kvtier.v1.Kvtier.SetPolicy:output_type -> kvtier.v1.SetPolicyResponse
-	81, // [81:108] is the sub-list for method output_type
-	54, // [54:81] is the sub-list for method input_type
-	54, // [54:54] is the sub-list for extension type_name
-	54, // [54:54] is the sub-list for extension extendee
-	0,  // [0:54] is the sub-list for field type_name
+	20, // 7: kvtier.v1.MatchRequest.plan:type_name -> kvtier.v1.PlanRequest
+	19, // 8: kvtier.v1.PlanRequest.prefill:type_name -> kvtier.v1.Prefill
+	23, // 9: kvtier.v1.MatchResponse.lease:type_name -> kvtier.v1.Lease
+	21, // 10: kvtier.v1.MatchResponse.plan:type_name -> kvtier.v1.Plan
+	0,  // 11: kvtier.v1.Located.tier:type_name -> kvtier.v1.Tier
+	25, // 12: kvtier.v1.Locations.places:type_name -> kvtier.v1.Located
+	26, // 13: kvtier.v1.LocateResponse.keys:type_name -> kvtier.v1.Locations
+	29, // 14: kvtier.v1.PutRequest.open:type_name -> kvtier.v1.PutOpen
+	30, // 15: kvtier.v1.PutRequest.block:type_name -> kvtier.v1.PutBlock
+	0,  // 16: kvtier.v1.PutOpen.durable:type_name -> kvtier.v1.Tier
+	3,  // 17: kvtier.v1.PutResult.status:type_name -> kvtier.v1.PutStatus
+	7,  // 18: kvtier.v1.PutResult.failure:type_name -> kvtier.v1.Failure
+	31, // 19: kvtier.v1.PutResponse.results:type_name -> kvtier.v1.PutResult
+	20, // 20: kvtier.v1.GetRequest.plan:type_name -> kvtier.v1.PlanRequest
+	1,  // 21: kvtier.v1.GetResponse.reason:type_name -> kvtier.v1.MissReason
+	0,  // 22: kvtier.v1.GetResponse.tier:type_name -> kvtier.v1.Tier
+	35, // 23: kvtier.v1.ReserveRequest.items:type_name -> kvtier.v1.ReserveItem
+	0,  // 24: kvtier.v1.ReserveRequest.durable:type_name -> kvtier.v1.Tier
+	3,  // 25: kvtier.v1.Reservation.status:type_name -> kvtier.v1.PutStatus
+	7,  // 26: kvtier.v1.Reservation.failure:type_name -> kvtier.v1.Failure
+	37, // 27: kvtier.v1.ReserveResponse.items:type_name -> kvtier.v1.Reservation
+	31, // 28: kvtier.v1.CommitResponse.results:type_name -> kvtier.v1.PutResult
+	1,  // 29: kvtier.v1.PrefetchResponse.reason:type_name -> kvtier.v1.MissReason
+	0,  // 30: kvtier.v1.PrefetchResponse.tier:type_name -> kvtier.v1.Tier
+	0,  // 31: kvtier.v1.ListEntry.tiers:type_name -> kvtier.v1.Tier
+	55, // 32: kvtier.v1.ListResponse.entries:type_name -> kvtier.v1.ListEntry
+	0,  // 33: kvtier.v1.TierStats.tier:type_name -> kvtier.v1.Tier
+	58, // 34: kvtier.v1.TierStats.devices:type_name -> kvtier.v1.DeviceStats
+	61, // 35: kvtier.v1.TierStats.admission:type_name -> kvtier.v1.AdmissionStats
+	60, // 36: kvtier.v1.TierStats.curves:type_name -> kvtier.v1.Curve
+	86, // 37: kvtier.v1.AdmissionStats.rejected:type_name -> kvtier.v1.AdmissionStats.RejectedEntry
+	59, // 38: kvtier.v1.StatsResponse.tiers:type_name -> kvtier.v1.TierStats
+	87, // 39: kvtier.v1.StatsResponse.misses:type_name -> kvtier.v1.StatsResponse.MissesEntry
+	88, // 40: kvtier.v1.StatsResponse.removed:type_name -> kvtier.v1.StatsResponse.RemovedEntry
+	62, // 41: kvtier.v1.StatsResponse.prefetch:type_name -> kvtier.v1.PrefetchStats
+	76, // 42: kvtier.v1.StatsResponse.scrub:type_name -> kvtier.v1.ScrubStatus
+	63, // 43: kvtier.v1.StatsResponse.catalog:type_name -> kvtier.v1.CatalogStats
+	65, // 44: kvtier.v1.StatsResponse.by_namespace:type_name -> kvtier.v1.NamespaceStats
+	89, // 45: kvtier.v1.NamespaceStats.misses:type_name -> kvtier.v1.NamespaceStats.MissesEntry
+	4,  // 46: kvtier.v1.Event.kind:type_name -> kvtier.v1.EventKind
+	0,  // 47: kvtier.v1.Event.tier:type_name -> kvtier.v1.Tier
+	5,  // 48: kvtier.v1.Event.reason:type_name -> kvtier.v1.Reason
+	67, // 49: kvtier.v1.WatchResponse.event:type_name -> kvtier.v1.Event
+	7,  // 50: kvtier.v1.PinResult.failure:type_name -> kvtier.v1.Failure
+	70, // 51: kvtier.v1.PinResponse.results:type_name -> kvtier.v1.PinResult
+	6,  // 52: kvtier.v1.ScrubStatus.state:type_name -> kvtier.v1.ScrubState
+	79, // 53: kvtier.v1.ListSessionsResponse.sessions:type_name -> kvtier.v1.SessionInfo
+	80, // 54: kvtier.v1.SessionInfo.identity_usage:type_name -> kvtier.v1.IdentityUsage
+	0,  // 55: kvtier.v1.TierPolicy.tier:type_name -> kvtier.v1.Tier
+	82, // 56: kvtier.v1.ListPoliciesResponse.tiers:type_name -> kvtier.v1.TierPolicy
+	0,  // 57: kvtier.v1.SetPolicyRequest.tier:type_name -> kvtier.v1.Tier
+	8,  // 58: kvtier.v1.Kvtier.Ping:input_type -> kvtier.v1.PingRequest
+	12, // 59: kvtier.v1.Kvtier.OpenNamespace:input_type -> kvtier.v1.OpenNamespaceRequest
+	14, // 60: kvtier.v1.Kvtier.GetNamespace:input_type -> kvtier.v1.GetNamespaceRequest
+	15, // 61: kvtier.v1.Kvtier.ListNamespaces:input_type -> kvtier.v1.ListNamespacesRequest
+	18, // 62: kvtier.v1.Kvtier.Match:input_type -> kvtier.v1.MatchRequest
+	24, // 63: kvtier.v1.Kvtier.Locate:input_type -> kvtier.v1.LocateRequest
+	28, // 64: kvtier.v1.Kvtier.Put:input_type -> kvtier.v1.PutRequest
+	33, // 65: kvtier.v1.Kvtier.Get:input_type -> kvtier.v1.GetRequest
+	36, // 66: kvtier.v1.Kvtier.Reserve:input_type -> kvtier.v1.ReserveRequest
+	39, // 67: kvtier.v1.Kvtier.Commit:input_type -> kvtier.v1.CommitRequest
+	41, // 68: kvtier.v1.Kvtier.Abort:input_type -> kvtier.v1.AbortRequest
+	43, // 69: kvtier.v1.Kvtier.Prefetch:input_type -> kvtier.v1.PrefetchRequest
+	45, // 70: kvtier.v1.Kvtier.CancelPrefetch:input_type -> kvtier.v1.CancelPrefetchRequest
+	47, // 71: kvtier.v1.Kvtier.RenewLease:input_type -> kvtier.v1.RenewLeaseRequest
+	48, // 72: kvtier.v1.Kvtier.ReleaseLease:input_type -> kvtier.v1.ReleaseLeaseRequest
+	50, // 73: kvtier.v1.Kvtier.Delete:input_type -> kvtier.v1.DeleteRequest
+	52, // 74: kvtier.v1.Kvtier.Clear:input_type -> kvtier.v1.ClearRequest
+	54, // 75: kvtier.v1.Kvtier.List:input_type -> kvtier.v1.ListRequest
+	77, // 76: kvtier.v1.Kvtier.ListSessions:input_type -> kvtier.v1.ListSessionsRequest
+	57, // 77: kvtier.v1.Kvtier.Stats:input_type -> kvtier.v1.StatsRequest
+	66, // 78: kvtier.v1.Kvtier.Watch:input_type -> kvtier.v1.WatchRequest
+	69, // 79: kvtier.v1.Kvtier.Pin:input_type -> kvtier.v1.PinRequest
+	72, // 80: kvtier.v1.Kvtier.Unpin:input_type -> kvtier.v1.UnpinRequest
+	74, // 81: kvtier.v1.Kvtier.StartScrub:input_type -> kvtier.v1.StartScrubRequest
+	75, // 82: kvtier.v1.Kvtier.StopScrub:input_type -> kvtier.v1.StopScrubRequest
+	81, // 83: kvtier.v1.Kvtier.ListPolicies:input_type -> kvtier.v1.ListPoliciesRequest
+	84, // 84: kvtier.v1.Kvtier.SetPolicy:input_type -> kvtier.v1.SetPolicyRequest
+	9,  // 85: kvtier.v1.Kvtier.Ping:output_type -> kvtier.v1.PingResponse
+	13, // 86: kvtier.v1.Kvtier.OpenNamespace:output_type -> kvtier.v1.Namespace
+	13, // 87: kvtier.v1.Kvtier.GetNamespace:output_type -> kvtier.v1.Namespace
+	17, // 88: kvtier.v1.Kvtier.ListNamespaces:output_type -> kvtier.v1.ListNamespacesResponse
+	22, // 89: kvtier.v1.Kvtier.Match:output_type -> kvtier.v1.MatchResponse
+	27, // 90: kvtier.v1.Kvtier.Locate:output_type -> kvtier.v1.LocateResponse
+	32, // 91: kvtier.v1.Kvtier.Put:output_type -> kvtier.v1.PutResponse
+	34, // 92: kvtier.v1.Kvtier.Get:output_type -> kvtier.v1.GetResponse
+	38, // 93: kvtier.v1.Kvtier.Reserve:output_type -> kvtier.v1.ReserveResponse
+	40, // 94: kvtier.v1.Kvtier.Commit:output_type -> kvtier.v1.CommitResponse
+	42, // 95: kvtier.v1.Kvtier.Abort:output_type -> kvtier.v1.AbortResponse
+	44, // 96: kvtier.v1.Kvtier.Prefetch:output_type -> kvtier.v1.PrefetchResponse
+	46, // 97: kvtier.v1.Kvtier.CancelPrefetch:output_type -> kvtier.v1.CancelPrefetchResponse
+	23, // 98: kvtier.v1.Kvtier.RenewLease:output_type -> kvtier.v1.Lease
+	49, // 99: kvtier.v1.Kvtier.ReleaseLease:output_type -> kvtier.v1.ReleaseLeaseResponse
+	51, // 100: kvtier.v1.Kvtier.Delete:output_type -> kvtier.v1.DeleteResponse
+	53, // 101: kvtier.v1.Kvtier.Clear:output_type -> kvtier.v1.ClearResponse
+	56, // 102: kvtier.v1.Kvtier.List:output_type -> kvtier.v1.ListResponse
+	78, // 103: kvtier.v1.Kvtier.ListSessions:output_type -> kvtier.v1.ListSessionsResponse
+	64, // 104: kvtier.v1.Kvtier.Stats:output_type -> kvtier.v1.StatsResponse
+	68, // 105: kvtier.v1.Kvtier.Watch:output_type -> kvtier.v1.WatchResponse
+	71, // 106: kvtier.v1.Kvtier.Pin:output_type -> kvtier.v1.PinResponse
+	73, // 107: kvtier.v1.Kvtier.Unpin:output_type -> kvtier.v1.UnpinResponse
+	76, // 108: kvtier.v1.Kvtier.StartScrub:output_type -> kvtier.v1.ScrubStatus
+	76, // 109: kvtier.v1.Kvtier.StopScrub:output_type -> kvtier.v1.ScrubStatus
+	83, // 110: kvtier.v1.Kvtier.ListPolicies:output_type -> kvtier.v1.ListPoliciesResponse
+	85, // 111: kvtier.v1.Kvtier.SetPolicy:output_type -> kvtier.v1.SetPolicyResponse
+	85, // [85:112] is the sub-list for method output_type
+	58, // [58:85] is the sub-list for method input_type
+	58, // [58:58] is the sub-list for extension type_name
+	58, // [58:58] is the sub-list for extension extendee
+	0,  // [0:58] is the sub-list for field type_name
 }
 
 func init() { file_kvtier_proto_init() }
@@ -6546,7 +6801,7 @@ func file_kvtier_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvtier_proto_rawDesc), len(file_kvtier_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   80,
+			NumMessages:   83,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -153,6 +153,7 @@ func (p *servePlan) options(f *serveFlags, agent *xfer.Agent, log *slog.Logger) 
 		Low:           f.low,
 		Policy:        func(t block.TierID) (policy.Policy, error) { return policy.New(p.policy[t]) },
 		WriteBudget:   p.writeBudget,
+		Prefill:       p.prefill.of,
 		Grace:         f.grace,
 		PrefetchBytes: f.prefetch,
 		Logger:        log,

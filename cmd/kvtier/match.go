@@ -19,6 +19,8 @@ type matchFlags struct {
 	namespace string
 	all       bool
 	lease     time.Duration
+	plan      bool
+	planned   block.PlanOptions
 }
 
 // matchOutput is what match prints as JSON.
@@ -26,6 +28,36 @@ type matchOutput struct {
 	Prefix int            `json:"prefix"` // keys from the first one on that are resident without a gap
 	Blocks []matchedBlock `json:"blocks"`
 	Lease  *matchLease    `json:"lease,omitempty"`
+	Plan   *matchPlan     `json:"plan,omitempty"` // with --plan
+}
+
+// matchPlan says what of the prefix is worth loading. Times are ns.
+type matchPlan struct {
+	From      int   `json:"from"` // first block to load
+	To        int   `json:"to"`   // and the one behind the last; the same: none
+	Load      int64 `json:"load_ns"`
+	Compute   int64 `json:"compute_ns"` // of the rest
+	Total     int64 `json:"total_ns"`
+	Recompute int64 `json:"recompute_ns"` // of all
+}
+
+func describePlan(p block.Plan) *matchPlan {
+	return &matchPlan{p.From, p.To, int64(p.Load), int64(p.Compute), int64(p.Total), int64(p.Recompute)}
+}
+
+// line says the same of a prefix of so many blocks.
+func (p *matchPlan) line(prefix int) string {
+	load, compute, total, all := time.Duration(p.Load), time.Duration(p.Compute), time.Duration(p.Total), time.Duration(p.Recompute)
+	switch {
+	case prefix == 0:
+		return "nothing to load\n"
+	case p.From == p.To:
+		return fmt.Sprintf("compute all: %v, no loading is faster\n", all)
+	case p.From == 0 && p.To == prefix:
+		return fmt.Sprintf("load all %s: %v, computing all takes %v\n", counted(int64(prefix), "block"), load, all)
+	}
+	return fmt.Sprintf("load blocks %d to %d of %d and compute the rest: %v (load %v, compute %v), computing all takes %v\n",
+		p.From, p.To-1, prefix, total, load, compute, all)
 }
 
 type matchedBlock struct {
@@ -51,13 +83,20 @@ print how many from the first on are resident without a gap. It stops at the
 first block that is not resident unless told to look up all.
 
 A lease ends with the connection, so the one that this command takes ends with
-it; it shows whether the blocks could be held.`,
+it; it shows whether the blocks could be held.
+
+With --plan it says which of the blocks are worth loading: from how fast the tiers
+have been lately, and what prefill costs, which --prefill says or the daemon's.`,
 		Args: cobra.MinimumNArgs(1),
 	}
 	f.add(c, "print one JSON object")
 	namespaceFlag(c, &f.namespace)
 	c.Flags().BoolVar(&f.all, "all", false, "look up every block")
 	c.Flags().DurationVar(&f.lease, "lease", 0, "lease the resident blocks for so long")
+	c.Flags().BoolVar(&f.plan, "plan", false, "say which blocks of the prefix are worth loading")
+	c.Flags().Var(&prefillValue{&f.planned.Prefill}, "prefill", "with --plan, what a token costs at the beginning of a prompt, such as 33us, and how many ns more for each token before it")
+	c.Flags().BoolVar(&f.planned.Overlap, "overlap", false, "with --plan, the engine computes the head of a prompt while the tail is loaded")
+	c.Flags().DurationVar(&f.planned.Deadline, "load-within", 0, "with --plan, longest time that loading may take; 0 is any")
 	f.addInline(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
 		return f.run(c.Context(), args, c.OutOrStdout())
@@ -73,6 +112,17 @@ func (f *matchFlags) run(ctx context.Context, args []string, stdout io.Writer) e
 	if f.lease < 0 {
 		return usageErrorf("--lease %v: want 0 or more", f.lease)
 	}
+	o := block.MatchOptions{All: f.all, Lease: f.lease, Quiet: true}
+	switch {
+	case !f.plan && f.planned != (block.PlanOptions{}):
+		return usageErrorf("--prefill, --overlap and --load-within are for --plan")
+	case f.plan && f.lease > 0:
+		return usageErrorf("--plan and --lease exclude each other")
+	case f.planned.Deadline < 0:
+		return usageErrorf("--load-within %v: want 0 or more", f.planned.Deadline)
+	case f.plan:
+		o.Plan = &f.planned
+	}
 	return f.connect(ctx, func(client *api.Client) error {
 		ns, err := f.findNamespace(ctx, client, f.namespace, hashLen)
 		if err != nil {
@@ -80,7 +130,7 @@ func (f *matchFlags) run(ctx context.Context, args []string, stdout io.Writer) e
 		}
 		ctx, cancel := f.call(ctx)
 		defer cancel()
-		res, err := client.Match(ctx, ns, hashes, block.MatchOptions{All: f.all, Lease: f.lease, Quiet: true})
+		res, err := client.Match(ctx, ns, hashes, o)
 		if err != nil {
 			return err
 		}
@@ -94,6 +144,9 @@ func (f *matchFlags) run(ctx context.Context, args []string, stdout io.Writer) e
 		}
 		if res.Lease.ID != 0 {
 			out.Lease = &matchLease{ID: res.Lease.ID, LeftMS: res.Lease.Left.Milliseconds(), Blocks: res.Lease.Count}
+		}
+		if res.Plan != nil {
+			out.Plan = describePlan(*res.Plan)
 		}
 		if f.json {
 			return writeJSON(stdout, out)
@@ -118,6 +171,9 @@ func (m *matchOutput) print(w io.Writer, asked int) error {
 	_, err := fmt.Fprintf(w, "prefix %d of %d\n", m.Prefix, asked)
 	if err == nil && m.Lease != nil {
 		_, err = fmt.Fprintf(w, "lease %d: %s for %v\n", m.Lease.ID, counted(int64(m.Lease.Blocks), "block"), time.Duration(m.Lease.LeftMS)*time.Millisecond)
+	}
+	if err == nil && m.Plan != nil {
+		_, err = io.WriteString(w, m.Plan.line(m.Prefix))
 	}
 	return err
 }

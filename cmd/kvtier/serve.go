@@ -32,6 +32,7 @@ type serveFlags struct {
 	high, low    float64
 	policy       []string
 	writeBudget  int64
+	prefill      []string
 	record       string
 	recordBytes  int64
 	grace        time.Duration
@@ -85,6 +86,8 @@ func (f *serveFlags) add(fs *pflag.FlagSet) {
 	f.writeBudget = wordSize
 	fs.Var(&sizeValue{n: &f.writeBudget, word: noBudget}, "write-budget",
 		"bytes a day that evictions from DRAM may write to NVMe: what it is not enough for is dropped, blocks used once first;\nputs, pins and the stop write in any case, and count; the word none writes all")
+	fs.Var(&listValue{p: &f.prefill, kind: "cost", check: checkPrefill}, "prefill",
+		"GLOB=TOKEN[,POSITION]: what prefill costs the engines of namespaces, for matches and gets that ask what is worth loading:\na token at the beginning of a prompt, such as 33us, and how many ns more for each token before it; repeatable, the first that matches counts")
 	fs.StringVar(&f.record, "record", "", "`file` to record requests in, for kvtier sim: which blocks, by salted hashes; one that is there gets .1 behind its name (default off)")
 	sizeVar(fs, &f.recordBytes, "record-bytes", 1<<30, "most bytes that the recording may take; the last half or more of it is kept")
 	fs.DurationVar(&f.grace, "grace", time.Second, "time for which a block just committed is not dropped")
@@ -219,8 +222,9 @@ type servePlan struct {
 	xfer        endpoint
 	policy      map[block.TierID]string // at start
 	writeBudget int64                   // bytes a day; 0: any number
-	socket      string                  // absolute path; "": none
-	socketNote  string                  // why there is none
+	prefill     prefills
+	socket      string // absolute path; "": none
+	socketNote  string // why there is none
 	metrics     *endpoint
 	security    security
 }
@@ -276,6 +280,13 @@ func (f *serveFlags) plan(ctx context.Context, env environment) (*servePlan, err
 	}
 	if err := p.planWrites(f); err != nil {
 		return nil, err
+	}
+	for _, s := range f.prefill {
+		n, err := parseNamedPrefill(s)
+		if err != nil {
+			return nil, usageErrorf("--prefill: %w", err)
+		}
+		p.prefill = append(p.prefill, n)
 	}
 	if len(f.listen) == 0 {
 		return nil, usageErrorf("--listen: no address")

@@ -29,6 +29,7 @@ type MatchOptions struct {
 	Session uint64        // owner of the lease
 	Class   uint8         // the client's hint to the policy
 	Quiet   bool          // do not tell the policy: a tool looks, no engine
+	Plan    *PlanOptions  // not nil: say what of the prefix is worth loading
 }
 
 // MatchResult answers a match.
@@ -36,6 +37,7 @@ type MatchResult struct {
 	Prefix int     // how many keys from the first one on are resident without a gap
 	Blocks []Found // per key; without All it ends after the first key that is not resident
 	Lease  Lease   // with MatchOptions.Lease and at least one resident key
+	Plan   *Plan   // with MatchOptions.Plan
 }
 
 // Lease keeps blocks from being evicted or moved out of the tiers they are in
@@ -371,6 +373,9 @@ type GetOptions struct {
 	Class     uint8 // the client's hint to the policy
 	NoPromote bool  // leave a block where it is: do not bring it up to G2
 	Quiet     bool  // do not tell the policy: a tool reads, no engine
+	// Plan, when not nil, hands out only what of the prefix is worth loading. What is there
+	// else is a miss with MissRecompute.
+	Plan *PlanOptions
 	// Verify computes the checksum of blocks in G2 too, not only of those that cross a
 	// tier. Where others can map G2 it is done in any case, but for whole blocks with
 	// Pieces.

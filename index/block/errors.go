@@ -63,9 +63,10 @@ const (
 	MissNoRoom                 // there was no memory to read it into
 	MissDeadline               // the call's deadline came first
 	MissUnavailable            // its device does not answer
+	MissRecompute              // it is there, and to compute it is faster than to load it, or by the deadline
 )
 
-var missNames = [...]string{"hit", "absent", "pending", "expired", "corrupt", "no_room", "deadline", "unavailable"}
+var missNames = [...]string{"hit", "absent", "pending", "expired", "corrupt", "no_room", "deadline", "unavailable", "recompute"}
 
 // String gives the name that metrics and JSON use.
 func (r MissReason) String() string {

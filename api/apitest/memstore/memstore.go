@@ -265,6 +265,9 @@ func (n *space) event(k block.EventKind, e *entry) block.Event {
 	}
 }
 
+// errNoPlans: what there is is in memory, and nothing is known of how fast that is read.
+var errNoPlans = fmt.Errorf("plan: %w: this store does not know how fast it is", block.ErrUnavailable)
+
 // Match implements api.Store.
 func (s *Store) Match(_ context.Context, ns block.NamespaceID, hashLen int, hashes []byte, o block.MatchOptions, res *block.MatchResult) error {
 	s.mu.Lock()
@@ -272,6 +275,9 @@ func (s *Store) Match(_ context.Context, ns block.NamespaceID, hashLen int, hash
 	n, keys, err := s.keys(ns, hashLen, hashes)
 	if err != nil {
 		return err
+	}
+	if o.Plan != nil {
+		return errNoPlans
 	}
 	*res = block.MatchResult{Blocks: res.Blocks[:0]}
 	gap := false
@@ -323,7 +329,10 @@ func (s *Store) Locate(_ context.Context, ns block.NamespaceID, hashLen int, has
 }
 
 // Get implements api.Store.
-func (s *Store) Get(ctx context.Context, ns block.NamespaceID, hashLen int, want []block.Wanted, _ block.GetOptions, use func(i int, p block.Payload) error) error {
+func (s *Store) Get(ctx context.Context, ns block.NamespaceID, hashLen int, want []block.Wanted, o block.GetOptions, use func(i int, p block.Payload) error) error {
+	if o.Plan != nil {
+		return errNoPlans
+	}
 	for i, w := range want {
 		p, err := s.payload(ctx, ns, hashLen, w)
 		if err != nil {
