@@ -312,6 +312,7 @@ func (s *Store) adopt(slab *Slab, known []index.SlabRecord) (index.SlabRecord, e
 func (s *Store) startWork(evictors []*evictor) {
 	for _, v := range evictors {
 		s.wg.Go(v.run)
+		s.wg.Go(func() { v.t.curves.run(s.life) })
 	}
 	s.wg.Go(s.sweeper)
 	s.wg.Go(s.watchReclaim)

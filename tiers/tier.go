@@ -87,6 +87,7 @@ func newTier(id block.TierID, devs []*device, o Options) *tier {
 	t.low = int64(o.Low * float64(t.capacity))
 	t.mu.room = make(chan struct{})
 	t.events.init()
+	t.curves.feed = make(chan curveBatch, curveRoom)
 	t.speed.first = firstMemory
 	if t.ix == ixG3 {
 		t.speed.first = firstDevice

@@ -3898,7 +3898,7 @@ type TierStats struct {
 	Refused       int64                  `protobuf:"varint,14,opt,name=refused,proto3" json:"refused,omitempty"`                   // puts for which there was no room
 	Hits          int64                  `protobuf:"varint,15,opt,name=hits,proto3" json:"hits,omitempty"`
 	Devices       []*DeviceStats         `protobuf:"bytes,16,rep,name=devices,proto3" json:"devices,omitempty"`
-	QueueDrops    int64                  `protobuf:"varint,17,opt,name=queue_drops,json=queueDrops,proto3" json:"queue_drops,omitempty"` // hints to the policy that its queue had no room for
+	QueueDrops    int64                  `protobuf:"varint,17,opt,name=queue_drops,json=queueDrops,proto3" json:"queue_drops,omitempty"` // hints to the policy, and requests to the curves, that their queues had no room for
 	Policy        string                 `protobuf:"bytes,18,opt,name=policy,proto3" json:"policy,omitempty"`                            // that decides what leaves
 	BehindMs      int64                  `protobuf:"varint,19,opt,name=behind_ms,json=behindMs,proto3" json:"behind_ms,omitempty"`       // how long used has been above high although it should not; 0: eviction keeps up
 	FellBehind    int64                  `protobuf:"varint,20,opt,name=fell_behind,json=fellBehind,proto3" json:"fell_behind,omitempty"` // how often that began

@@ -152,7 +152,7 @@ func (c *storeCollector) addTier() {
 	c.tier.add(counter, "hits_total", "Blocks served from the tier.", func(t *block.TierStats) float64 { return float64(t.Hits) })
 	c.tier.add(gauge, "eviction_behind_seconds", "How long the tier has been above its high watermark although it should not; 0 when eviction keeps up.", func(t *block.TierStats) float64 { return t.Behind.Seconds() })
 	c.tier.add(counter, "eviction_fell_behind_total", "How often eviction fell behind.", func(t *block.TierStats) float64 { return float64(t.FellBehind) })
-	c.tier.add(counter, "policy_hints_dropped_total", "Hints to the policy that its queue had no room for.", func(t *block.TierStats) float64 { return float64(t.QueueDrops) })
+	c.tier.add(counter, "policy_hints_dropped_total", "Hints to the policy, and requests to its curves, that their queues had no room for.", func(t *block.TierStats) float64 { return float64(t.QueueDrops) })
 }
 
 func (c *storeCollector) addAdmission() {

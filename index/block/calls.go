@@ -244,7 +244,7 @@ type TierStats struct {
 	Refused    int64 // puts for which there was no room
 	Hits       int64
 	Devices    []DeviceStats
-	QueueDrops int64  // hints to the policy that its queue had no room for
+	QueueDrops int64  // hints to the policy, and requests to the curves, that their queues had no room for
 	Policy     string // that decides what leaves
 	// Behind is how long Used has been above High although it should not, 0 when
 	// eviction keeps up; FellBehind how often that began.
