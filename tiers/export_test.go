@@ -4,6 +4,7 @@ import (
 	"errors"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/kvtier/kvtier/index"
 	"github.com/kvtier/kvtier/index/block"
@@ -113,6 +114,14 @@ func Evict(s *Store, t block.TierID, h block.Handle) (freed int64) {
 
 // Used reports whether a block is known to be used since it came into G2.
 func Used(s *Store, k block.Key) bool { return EntryOf(s, k).Flags&flagUsed != 0 }
+
+// SetSpeed has plans take a tier to be that fast, until it is read from.
+func SetSpeed(s *Store, t block.TierID, bytesPerSecond float64) {
+	v := &s.tier(index.TierIndex(t)).speed
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.mu.bandwidth, v.mu.latency, v.mu.at = bytesPerSecond, 0, time.Now()
+}
 
 // WrapFlush has wrap called in the place of each flush of a slab, which it is
 // given. What wrap fails with, the device has failed with. It comes before the

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/kvtier/kvtier/index"
 	"github.com/kvtier/kvtier/index/block"
 	"github.com/kvtier/kvtier/policy"
 )
@@ -30,17 +29,17 @@ func (s *Store) plan(ns *namespace, prefix []block.Found, o block.PlanOptions) (
 	}
 	var runs []policy.Run
 	for _, f := range prefix {
-		r := policy.Run{Source: index.TierIndex(f.Tier), Blocks: 1, Bytes: int64(f.Len)}
+		r := policy.Run{Source: int(f.Tier), Blocks: 1, Bytes: int64(f.Len)}
 		if n := len(runs); n > 0 && runs[n-1].Source == r.Source && runs[n-1].Bytes == r.Bytes {
 			runs[n-1].Blocks++
 		} else {
 			runs = append(runs, r)
 		}
 	}
-	sources := make([]policy.Source, index.LocalTiers)
+	sources := make([]policy.Source, block.G4+1) // one that is not filled in is never loaded from
 	now := time.Now()
 	for _, t := range s.tiers() {
-		sources[t.ix] = t.speed.source(now)
+		sources[t.id] = t.speed.source(now)
 	}
 	return policy.Plan(runs, sources, int64(desc.TokensPerBlock), o), nil
 }

@@ -75,6 +75,7 @@ func TestPlannedGet(t *testing.T) {
 	} {
 		c.o.Prefill = block.Prefill{Token: c.perBlock / tokens}
 		c.o.Prefill.Position = float64(c.o.Prefill.Token) / tokens / blocks / 100
+		tiers.SetSpeed(s, block.G2, 10e9) // whatever else the machine does
 		var m block.MatchResult
 		if err := s.Match(t.Context(), ns.ID, hashLen, hs, block.MatchOptions{Plan: &c.o}, &m); err != nil {
 			t.Fatal(err)
