@@ -90,11 +90,12 @@ func (a *admission) stats() *block.AdmissionStats {
 }
 
 // sift asks which of the blocks that leave G2, and are nowhere else, go down to G3.
-// Those turned away are dropped. It returns the others, which keep the order in hs, the
-// bytes that came free, and what the others have paid: their writing pays again.
-func (s *Store) sift(hs []block.Handle) (down []block.Handle, freed, paid int64) {
+// Those turned away go past it into G4, where there is one that takes them, else they are
+// dropped. It returns those for G3, which keep the order in hs, those for G4, the bytes
+// that came free, and what those for G3 have paid: their writing pays again.
+func (s *Store) sift(hs []block.Handle) (down, past []block.Handle, freed, paid int64) {
 	if s.admission == nil {
-		return hs, 0, 0
+		return hs, nil, 0, 0
 	}
 	down = hs[:0]
 	for _, h := range hs {
@@ -102,18 +103,22 @@ func (s *Store) sift(hs []block.Handle) (down []block.Handle, freed, paid int64)
 		if !ok {
 			continue
 		}
-		v := s.admission.admit(o)
-		if v == policy.Admitted {
+		switch v := s.admission.admit(o); {
+		case v == policy.Admitted:
 			down = append(down, h)
 			paid += o.Bytes
-		} else if n, _ := s.dropG2(h, block.Rejected); n > 0 {
-			freed += n
-		} else {
-			continue // it is in use, or too young
+			s.admission.verdicts[v].Add(1)
+		case s.objects.takes():
+			past = append(past, h)
+			s.admission.verdicts[v].Add(1)
+		default:
+			if n, _ := s.dropG2(h, block.Rejected); n > 0 { // else it is in use, or too young
+				freed += n
+				s.admission.verdicts[v].Add(1)
+			}
 		}
-		s.admission.verdicts[v].Add(1)
 	}
-	return down, freed, paid
+	return down, past, freed, paid
 }
 
 // offer says what the admission may know of a block, and whether it is one to ask for.

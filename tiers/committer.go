@@ -90,8 +90,9 @@ type catalogOp struct {
 	hlen    int    // of a key to drop
 	undo    *trace // of the put that the drop takes back, if it does no more than that
 	clear   *block.Namespace
-	stones  []index.Tombstone // written when they are needed
-	lifts   bool              // removes those that are not, since the sweep has ended
+	more    func(*index.Batch) // what else to write; see ledger
+	stones  []index.Tombstone  // written when they are needed
+	lifts   bool               // removes those that are not, since the sweep has ended
 
 	place  block.Place // of a slot whose header is to be erased
 	header int64       // its length; 0: nothing is to be erased
@@ -300,6 +301,8 @@ func (m *committer) commit(batch *index.Batch, ops []catalogOp) {
 			batch.Put(op.put)
 		case op.put == nil && op.hlen > 0:
 			op.drop(batch)
+		case op.more != nil:
+			op.more(batch)
 		}
 	}
 	var err error

@@ -27,13 +27,16 @@ func (s *Store) Delete(ctx context.Context, nsID block.NamespaceID, hashLen int,
 		return 0, fmt.Errorf("delete: %w", err)
 	}
 	there := 0
+	gone := make([]bool, n) // from a local tier
+	far := s.objects.farewell(nsID, hashLen, hashes)
+	defer far.end()
 	var copies []*move // of what was removed, now or before
 	stones := make([]index.Tombstone, 0, n)
 	w := &removals{erase: true, flush: true}
 	for i := range n {
 		k := block.Key{NS: nsID}
 		copy(k.Hash[:], hashes[i*hashLen:(i+1)*hashLen])
-		if s.remove(k, block.Deleted, w, always) {
+		if gone[i] = s.remove(k, block.Deleted, w, always); gone[i] {
 			there++
 		}
 		stones = append(stones, index.Tombstone{Key: k, Gen: w.gen})
@@ -51,6 +54,15 @@ func (s *Store) Delete(ctx context.Context, nsID block.NamespaceID, hashLen int,
 	w.wg.Add(1)
 	s.commits.barrier(stones, w.fin)
 	if err := w.wait(ctx); err != nil {
+		return there, fmt.Errorf("delete: %w", err)
+	}
+	packed, err := far.drop(ctx, hashLen, stones)
+	for i, also := range packed {
+		if also && !gone[i] {
+			there++
+		}
+	}
+	if err != nil {
 		return there, fmt.Errorf("delete: %w", err)
 	}
 	return there, nil
@@ -296,5 +308,8 @@ func (s *Store) Clear(ctx context.Context, nsID block.NamespaceID) (int64, error
 		return n, fmt.Errorf("clear namespace %q: %w", next.Desc.Name, err)
 	}
 	s.events.publish(block.Event{Kind: block.EventCleared, NS: next.Desc.Name, Count: n})
+	if err := s.objects.cleared(ctx, ns, next.Epoch); err != nil {
+		return n, fmt.Errorf("clear namespace %q: %w", next.Desc.Name, err)
+	}
 	return n, nil
 }

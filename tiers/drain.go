@@ -30,7 +30,7 @@ const drainBatch = 64 << 20
 // brought down, and what is in both tiers, stays there: room for more is made by
 // evicting what is in G3 only, and G3 is not filled above its high watermark,
 // where its evictor, after a restart, would begin. progress, which may be nil, is
-// called as it goes on. Without a G3 nothing can be kept. The error is nil also
+// called as it goes on. Without a G3 blocks go into G4; without either nothing can be kept. The error is nil also
 // when blocks were left; it tells of a failing device.
 func (s *Store) Drain(ctx context.Context, progress func(DrainProgress)) (DrainResult, error) {
 	var hs []block.Handle
@@ -58,7 +58,7 @@ func (s *Store) Drain(ctx context.Context, progress func(DrainProgress)) (DrainR
 	})
 	res := DrainResult{Left: int64(len(hs))}
 	if s.g3 == nil {
-		return res, nil
+		return s.drainFar(ctx, hs, res, progress)
 	}
 	var failed error
 	most := min(drainBatch, s.g3.high/8)

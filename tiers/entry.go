@@ -28,6 +28,7 @@ const (
 	flagRecording             // the record of its copy in G3 is queued, and Place[ixG3] is that copy's
 	flagTentative             // no put of it was answered yet: the first one waits for G3
 	flagUsed                  // since it came into G2; kept only where an admission asks
+	flagPacked                // the catalog has the block in G4, too; not set does not say that it has not
 )
 
 // Indices of the tiers in an entry's arrays.
@@ -46,6 +47,12 @@ func resident(e *index.Entry) bool { return live(e, ixG2) || live(e, ixG3) }
 // slot that leaves G2, or that was deleted, is its block's no more.
 func counted(e *index.Entry, ix int) bool {
 	return live(e, ix) || ix == ixG3 && e.State[ix] == index.SlotLeaving && e.Flags&flagDeleted == 0
+}
+
+// staysPacked reports whether a block that leaves a tier for this reason can be read from
+// G4 still.
+func staysPacked(e *index.Entry, why block.Reason) bool {
+	return e.Flags&flagPacked != 0 && (why == block.Evicted || why == block.Moved || why == block.Damaged || why == block.Unreadable)
 }
 
 // dirty reports whether a block that can be read from nowhere still has slots:
@@ -209,7 +216,7 @@ type departure struct {
 	why    block.Reason
 	place  block.Place
 	e      index.Entry // as it was
-	last   bool        // no tier has it any more
+	last   bool        // no local tier has it any more
 	linger bool        // the slot is freed with the last reference
 }
 
@@ -238,7 +245,7 @@ func (s *Store) leave(h block.Handle, e *index.Entry, ix int, why block.Reason) 
 func (s *Store) tellRemoved(e *index.Entry, ix int, why block.Reason) {
 	ev := s.event(block.EventRemoved, e, ix, block.Hash{})
 	ev.HasPar = false // its hash is not at hand here
-	ev.Reason, ev.Last = why, !live(e, 1-ix)
+	ev.Reason, ev.Last = why, !live(e, 1-ix) && !staysPacked(e, why)
 	s.events.publish(ev)
 }
 
@@ -255,16 +262,19 @@ func (s *Store) departed(d departure) (freed int64) {
 	}
 	t.blocks.Add(-1)
 	t.payload.Add(-int64(d.e.Len))
+	lost := d.last && !staysPacked(&d.e, d.why)
 	if d.why == block.Evicted || d.why == block.Moved || d.why == block.Rejected {
 		t.evictions.Add(1)
 		t.reclaimed.Add(freed)
-		if d.last {
+		if lost {
 			t.dropped.Add(1)
 		}
 	}
 	if d.last {
-		s.noteGone(&d.e, d.why)
 		s.names.count(d.e.NS, -1, -int64(d.e.Len))
+	}
+	if lost {
+		s.noteGone(&d.e, d.why)
 		s.removed[d.why].Add(1)
 	}
 	s.kid(d.e.Parent, d.ix, -1)

@@ -115,7 +115,7 @@ func (v *evictor) evict() {
 			freed = v.vacate(starving)
 		}
 		if freed == 0 {
-			freed = v.round(min(max(need, starving), evictBytes))
+			freed = v.round(max(min(max(need, starving), evictBytes), v.leastRound()))
 		}
 		if freed == 0 && starving > 0 {
 			freed = v.vacate(starving)
@@ -126,6 +126,14 @@ func (v *evictor) evict() {
 			return
 		}
 	}
+}
+
+// leastRound is the least that is worth a round: what leaves together goes into one object.
+func (v *evictor) leastRound() int64 {
+	if v.t != v.s.lowest() || !v.s.objects.takes() {
+		return 0
+	}
+	return min(objectTarget, v.t.capacity/16)
 }
 
 // round evicts what the policy proposes and returns the bytes that came free.
@@ -145,7 +153,7 @@ func (v *evictor) round(need int64) int64 {
 // round would take the ends of many prompts that are still in use, instead of whole
 // prompts that are not. From NVMe blocks leave together.
 func (v *evictor) mayFollow(h block.Handle) (ok bool) {
-	if v.t.ix == ixG3 || v.s.g3 != nil {
+	if v.t.ix == ixG3 || v.s.g3 != nil || v.s.objects != nil {
 		return v.mayLeave(h)
 	}
 	v.s.table.View(h, func(e *index.Entry) {
@@ -167,7 +175,7 @@ func (s *Store) mayLeave(t *tier, e *index.Entry) bool {
 	if e.Refs > 0 || !live(e, t.ix) || s.keeps(e, t.ix) {
 		return false
 	}
-	if live(e, 1-t.ix) || t.ix == ixG2 && s.g3 != nil {
+	if live(e, 1-t.ix) || s.goesDown(t, e) {
 		return true // it is, or will be, elsewhere
 	}
 	return s.mayDrop(e)
@@ -238,7 +246,7 @@ func (v *evictor) keeps(h block.Handle) (keeps bool) {
 
 // last reports whether a block is lost when it leaves the tier.
 func (v *evictor) last(e *index.Entry) bool {
-	return !live(e, 1-v.t.ix) && (v.t.ix == ixG3 || v.s.g3 == nil)
+	return !live(e, 1-v.t.ix) && !v.s.goesDown(v.t, e)
 }
 
 // clearOut moves all blocks of an extent elsewhere in G2, or evicts them, and says
@@ -290,13 +298,16 @@ func (v *evictor) vacating(at extentAt, on bool) {
 }
 
 // evict takes blocks out of a tier: from G2 down to G3 if there is one, it does not
-// have them and they are admitted, else out of the store. It returns the bytes of the slots
-// that came free.
+// have them and they are admitted, from the lower of the two into G4 if there is one,
+// else out of the store. It returns the bytes of the slots that came free.
 func (s *Store) evict(t *tier, hs []block.Handle) int64 {
 	if len(hs) == 0 {
 		return 0
 	}
-	if t.ix == ixG3 {
+	switch {
+	case s.objects != nil && t == s.lowest():
+		return s.takeOut(t, hs)
+	case t.ix == ixG3:
 		return s.dropG3(hs)
 	}
 	var freed int64
@@ -315,7 +326,7 @@ func (s *Store) evict(t *tier, hs []block.Handle) int64 {
 	if s.g3 == nil || len(down) == 0 {
 		return freed
 	}
-	down, turned, paid := s.sift(down)
+	down, past, turned, paid := s.sift(down)
 	freed += turned
 	defer s.admission.charge(-paid)
 	held := down[:0]
@@ -333,12 +344,21 @@ func (s *Store) evict(t *tier, hs []block.Handle) int64 {
 		// What can neither go down nor wait for room there is dropped: G3 may be
 		// full of blocks that stay for the sake of their children up here, or the
 		// catalog out of order for nobody knows how long.
+		failed := s.catalog.Err() != nil
+		stuck := errs[i] != nil && (lostDevice(errs[i]) || errors.Is(errs[i], errNothingLeaves) || failed)
+		if stuck && !failed && s.objects.takes() {
+			past = append(past, h)
+			continue
+		}
 		lost := block.NoReason
-		if errs[i] != nil && (lostDevice(errs[i]) || errors.Is(errs[i], errNothingLeaves) || s.catalog.Err() != nil) {
+		if stuck {
 			lost = block.Evicted
 		}
 		n, _ := s.dropG2(h, lost)
 		freed += n
+	}
+	if len(past) > 0 {
+		freed += s.takeOut(t, past)
 	}
 	return freed
 }
@@ -354,11 +374,14 @@ func (s *Store) dropG2(h block.Handle, lost block.Reason) (freed int64, last boo
 		}
 		why := block.Moved
 		if !live(e, ixG3) {
-			if lost == block.NoReason || !s.mayDrop(e) {
+			packed := e.Flags&flagPacked != 0
+			if lost == block.NoReason || !packed && !s.mayDrop(e) {
 				last = true
 				return
 			}
-			why = lost
+			if !packed {
+				why = lost
+			}
 		}
 		d, gone = s.leave(h, e, ixG2, why), true
 	})
@@ -373,6 +396,14 @@ func (s *Store) mayDrop(e *index.Entry) bool {
 	return !isPinned(e) && !s.graced(e) && e.Kids[ixG2] == 0 && e.Kids[ixG3] == 0
 }
 
+// mayDropG3 reports whether the copy of a block in G3 may go now.
+func (s *Store) mayDropG3(e *index.Entry) bool {
+	if e.Refs > 0 || !live(e, ixG3) || s.keeps(e, ixG3) {
+		return false
+	}
+	return live(e, ixG2) || e.Flags&flagPacked != 0 || s.mayDrop(e)
+}
+
 // dropG3 evicts blocks from G3, those that may leave, and returns the bytes that
 // came free. Their slots come free when the drop of their records is synced.
 func (s *Store) dropG3(hs []block.Handle) int64 {
@@ -383,8 +414,11 @@ func (s *Store) dropG3(hs []block.Handle) int64 {
 	n := 0
 	for _, h := range hs {
 		s.table.Update(h, func(e *index.Entry) {
-			if s.mayLeave(s.g3, e) {
-				s.startLeave(h, e, block.Evicted, func(bytes int64) { done <- bytes })
+			if why := block.Evicted; s.mayDropG3(e) {
+				if e.Flags&flagPacked != 0 {
+					why = block.Moved
+				}
+				s.startLeave(h, e, why, func(bytes int64) { done <- bytes })
 				n++
 			}
 		})

@@ -23,10 +23,15 @@ type grip struct {
 	e      index.Entry
 	reason block.MissReason
 	up     *move // the copy from G3 that it waits for
+	// far is its way up from G4. When that has led to G2, h is the block by the reference
+	// that the fetch holds.
+	far *fetch
 }
 
 // near reports whether serving the block waits for nothing.
-func (g *grip) near() bool { return g.h == 0 || g.up == nil && live(&g.e, ixG2) }
+func (g *grip) near() bool {
+	return g.far == nil && (g.h == 0 || g.up == nil && live(&g.e, ixG2))
+}
 
 // Get reads blocks in order; see api.Store.
 func (s *Store) Get(ctx context.Context, nsID block.NamespaceID, hashLen int, want []block.Wanted, o block.GetOptions, use func(i int, p block.Payload) error) error {
@@ -98,8 +103,16 @@ func (s *Store) gripWindow(nsID block.NamespaceID, want []block.Wanted, o block.
 	var bytes int64
 	var low []block.Handle
 	var at []int // in w
+	var keys []block.Key
 	for i := 0; i < len(want) && len(w) < windowKeys && bytes < windowBytes; i++ {
-		g := s.grip(block.Key{NS: nsID, Hash: want[i].Hash})
+		k := block.Key{NS: nsID, Hash: want[i].Hash}
+		g := s.grip(k)
+		if s.objects != nil {
+			keys = append(keys, k)
+			if r, why := s.objects.find(k); g.h == 0 && why == block.Hit {
+				bytes += int64(r.Len)
+			}
+		}
 		if g.h != 0 {
 			bytes += int64(g.e.Len)
 			if !live(&g.e, ixG2) && !o.NoPromote {
@@ -111,6 +124,7 @@ func (s *Store) gripWindow(nsID block.NamespaceID, want []block.Wanted, o block.
 	for j, m := range s.launch(s.g2, low) {
 		w[at[j]].up = m
 	}
+	s.gripFar(keys, w, !o.NoPromote)
 	return w
 }
 
@@ -139,10 +153,13 @@ func (s *Store) grip(k block.Key) (g grip) {
 
 // ungrip gives the reference back. It is safe to call twice.
 func (s *Store) ungrip(g *grip) {
-	if g.h != 0 {
+	switch {
+	case g.far != nil:
+		s.objects.leave(g.far)
+	case g.h != 0:
 		s.release(g.h)
-		g.h = 0
 	}
+	g.h, g.far = 0, nil
 }
 
 // serve hands one block to use: from its slot in G2, where the read from G3 has
@@ -151,6 +168,15 @@ func (s *Store) serve(ctx context.Context, nsID block.NamespaceID, hashLen int, 
 	miss := func(r block.MissReason) error {
 		s.missed(block.Key{NS: nsID, Hash: w.Hash}, r)
 		return use(block.Payload{Reason: r})
+	}
+	if g.far != nil {
+		served, why, err := s.serveFar(ctx, hashLen, w, g, use)
+		switch {
+		case served || err != nil:
+			return err
+		case why != block.Hit:
+			return miss(why)
+		}
 	}
 	if g.h == 0 {
 		return miss(g.reason)
@@ -164,6 +190,9 @@ func (s *Store) serve(ctx context.Context, nsID block.NamespaceID, hashLen int, 
 		n = int64(g.e.Len) - w.Offset
 	}
 	inPieces := o.Pieces && n > pieceBytes
+	if g.far != nil {
+		p.Tier = block.G4
+	}
 	if g.up != nil {
 		p.Tier = block.G3
 		if inPieces {
@@ -218,8 +247,44 @@ func (s *Store) serve(ctx context.Context, nsID block.NamespaceID, hashLen int, 
 	return use(p)
 }
 
+// serveFar waits until a block of G4 has come up to G2, where the grip then has it, or hands
+// it to use from a staging buffer when G2 has no room for it. A miss says why neither.
+func (s *Store) serveFar(ctx context.Context, hashLen int, w *block.Wanted, g *grip, use func(block.Payload) error) (served bool, why block.MissReason, err error) {
+	switch err := g.far.await(ctx); {
+	case err == nil:
+		deleted := false
+		s.table.View(g.far.h, func(e *index.Entry) { g.e, deleted = *e, e.Flags&flagDeleted != 0 })
+		if deleted || !live(&g.e, ixG2) {
+			return false, block.MissAbsent, nil
+		}
+		g.h = g.far.h
+		return false, block.Hit, nil
+	case !errors.Is(err, block.ErrNoSpace):
+		return false, missOf(err), nil
+	}
+	r := &g.far.rec
+	n := w.Length
+	if w.Offset > int64(r.Len) || n > int64(r.Len)-w.Offset {
+		return false, block.Hit, fmt.Errorf("get %s: %w: range %d:%d goes past the end at %d", w.Hash.Hex(hashLen), block.ErrInvalid, w.Offset, n, r.Len)
+	}
+	if n == 0 {
+		n = int64(r.Len) - w.Offset
+	}
+	payload, giveBack, err := s.objects.stage(ctx, r)
+	if err != nil {
+		return false, missOf(err), nil
+	}
+	defer giveBack()
+	s.countHit(block.G4, n)
+	return true, block.Hit, use(block.Payload{Tier: block.G4, Total: r.Len, Sum: r.Sum, Bytes: payload[w.Offset:][:n]})
+}
+
 // countHit counts a hit in a tier, of n bytes.
 func (s *Store) countHit(id block.TierID, n int64) {
+	if id == block.G4 {
+		s.objects.hits.Add(1)
+		return
+	}
 	t := s.tier(index.TierIndex(id))
 	t.hits.Add(1)
 	t.bytesOut.Add(n)

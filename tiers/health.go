@@ -11,7 +11,7 @@ import (
 	"github.com/kvtier/kvtier/index/block"
 )
 
-// health is what the store thinks of one medium of G3.
+// health is what the store thinks of one medium of G3, or one bucket of G4.
 //
 //	healthy  -> degraded   an operation failed
 //	degraded -> healthy    enough went well, or a probe did, and nothing failed for a while
@@ -23,6 +23,7 @@ import (
 // go elsewhere, and who waits for a copy from or to it is told. What is under way
 // on it goes on until the medium answers.
 type health struct {
+	what       string // "slab" or "bucket"
 	name       string
 	log        *slog.Logger
 	stallAfter time.Duration
@@ -81,7 +82,7 @@ const (
 )
 
 func newHealth(name string, o Options) *health {
-	h := &health{name: name, log: o.Logger, stallAfter: o.StallAfter, quiet: o.ProbeEvery, kick: make(chan struct{}, 1), start: time.Now()}
+	h := &health{what: "slab", name: name, log: o.Logger, stallAfter: o.StallAfter, quiet: o.ProbeEvery, kick: make(chan struct{}, 1), start: time.Now()}
 	h.mu.ops = map[*healthOp]struct{}{}
 	h.mu.state, h.mu.since = block.Healthy, time.Now()
 	h.mu.up, h.mu.sink = context.WithCancelCause(context.Background())
@@ -221,7 +222,7 @@ func (h *health) fail(err error) {
 		h.turn(block.Degraded, rankDegraded, err.Error())
 	}
 	if skipped, ok := h.lines.next(); ok {
-		h.log.Warn("device fails", "slab", h.name, "err", err, "more", skipped)
+		h.log.Warn("device fails", h.what, h.name, "err", err, "more", skipped)
 	}
 }
 
@@ -231,7 +232,14 @@ func (h *health) sinkNow(reason string) {
 		return
 	}
 	h.turn(block.Down, rankDown, reason)
-	h.mu.sink(fmt.Errorf("%w: slab %s is down: %s", block.ErrUnavailable, h.name, reason))
+	h.mu.sink(fmt.Errorf("%w: %s %s is down: %s", block.ErrUnavailable, h.what, h.name, reason))
+}
+
+// sinks makes a medium down that cannot be used from the beginning.
+func (h *health) sinks(reason string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.sinkNow(reason)
 }
 
 // turn needs mu.
@@ -247,7 +255,7 @@ func (h *health) turn(state string, rank uint32, reason string) {
 			h.mu.up, h.mu.sink = context.WithCancelCause(context.Background())
 		}
 	}
-	log("device is "+state, "slab", h.name, "was", h.mu.state, "for", time.Since(h.mu.since).Round(time.Millisecond), "reason", reason)
+	log("device is "+state, h.what, h.name, "was", h.mu.state, "for", time.Since(h.mu.since).Round(time.Millisecond), "reason", reason)
 	h.mu.state, h.mu.reason, h.mu.since = state, reason, time.Now()
 	h.rest.Store(rank)
 }

@@ -39,6 +39,7 @@ func (s *Store) Lend(ctx context.Context, nsID block.NamespaceID, hashLen int, h
 		}
 	}
 	loans := make([]block.Loan, n)
+	s.lendFar(ctx, nsID, hashLen, hashes, !o.NoPromote, grips, loans)
 	for j, err := range s.bringAllUp(ctx, low) {
 		loans[at[j]] = block.Loan{Reason: missOf(err), Tier: block.G3}
 		if err == nil {
@@ -100,9 +101,9 @@ func (s *Store) bringAllUp(ctx context.Context, hs []block.Handle) (errs []error
 }
 
 // lend says where a block that is held lies in G2, or why it does not. When it was
-// to be brought up, the loan has G3 as its tier, and how that ended.
+// to be brought up, the loan has the tier that it was in, and how that ended.
 func (s *Store) lend(g *grip, o block.GetOptions, l *block.Loan) {
-	up := l.Tier == block.G3
+	up := l.Tier != block.NoTier
 	switch {
 	case g.h == 0:
 		*l = block.Loan{Reason: g.reason}

@@ -3,6 +3,7 @@ package tiers
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/kvtier/kvtier/index"
@@ -12,12 +13,18 @@ import (
 // List lists blocks of a namespace; see api.Store. The cursor is the handle of
 // the last block listed: a handle is a block's as long as the block is there, so
 // what stays while a listing goes on is in it once.
+//
+// Blocks of G4, whichever other tiers have them, come behind the others, in the order of
+// their hashes. One that comes into G4 while a listing goes on may be in it twice.
 func (s *Store) List(ctx context.Context, nsID block.NamespaceID, cursor string, limit int) (entries []block.ListEntry, next string, err error) {
 	if _, err := s.names.byID(nsID); err != nil {
 		return nil, "", fmt.Errorf("list: %w", err)
 	}
 	if limit <= 0 {
 		return nil, "", fmt.Errorf("list: %w: limit %d", block.ErrInvalid, limit)
+	}
+	if s.objects != nil && strings.HasPrefix(cursor, farCursor) {
+		return s.listFar(ctx, nsID, cursor, limit)
 	}
 	from := block.Handle(1)
 	if cursor != "" {
@@ -37,6 +44,9 @@ func (s *Store) List(ctx context.Context, nsID block.NamespaceID, cursor string,
 		}
 		if e.NS != nsID || !resident(e) || expired(e, now) {
 			return true
+		}
+		if _, why := s.objects.find(block.Key{NS: e.NS, Hash: e.Hash}); why == block.Hit {
+			return true // it comes with those of G4
 		}
 		if len(entries) == limit {
 			next = formatCursor(last)
@@ -58,6 +68,9 @@ func (s *Store) List(ctx context.Context, nsID block.NamespaceID, cursor string,
 	})
 	if err := ctx.Err(); err != nil {
 		return nil, "", fmt.Errorf("list: %w", err)
+	}
+	if next == "" && s.objects != nil {
+		next = farCursor
 	}
 	return entries, next, nil
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/kvtier/kvtier/index/block"
 )
 
-// Match looks keys up; see api.Store. It touches no device.
+// Match looks keys up; see api.Store. It touches no device, and for G4 only the catalog.
 func (s *Store) Match(ctx context.Context, nsID block.NamespaceID, hashLen int, hashes []byte, o block.MatchOptions, res *block.MatchResult) error {
 	n, err := s.checkHashes(nsID, hashLen, hashes)
 	if err != nil {
@@ -35,8 +35,11 @@ func (s *Store) Match(ctx context.Context, nsID block.NamespaceID, hashLen int, 
 			res.Prefix++
 		}
 		res.Blocks = append(res.Blocks, f)
-		return o.All || !broken
+		return o.All || !broken || s.objects != nil
 	})
+	if s.objects != nil {
+		s.objects.matchFar(nsID, hashLen, hashes, o.All, res)
+	}
 	if !o.Quiet {
 		s.countMatch(nsID, hashLen, hashes, n, res)
 		s.hintRequest(nsID, hashLen, hashes, n, res.Prefix, o.Class)
@@ -88,6 +91,10 @@ func (s *Store) matchLeased(nsID block.NamespaceID, hashLen int, hashes []byte, 
 				held = append(held, h)
 			}
 		})
+		if f.State == block.Absent {
+			// What is in G4 stays there: it needs no lease.
+			f = s.objects.found(k)
+		}
 		if f.State == block.Absent && s.pending(nsID, hashLen, hashes, i) {
 			f.State = block.Pending
 		}
@@ -185,5 +192,14 @@ func (s *Store) Locate(ctx context.Context, nsID block.NamespaceID, hashLen int,
 		}
 		return true
 	})
+	if s.objects != nil {
+		for i := range out {
+			k := block.Key{NS: nsID}
+			copy(k.Hash[:], hashes[i*hashLen:(i+1)*hashLen])
+			if r, why := s.objects.find(k); why == block.Hit {
+				out[i] = append(out[i], block.Located{Tier: block.G4, Len: r.Len})
+			}
+		}
+	}
 	return out, ctx.Err()
 }

@@ -109,6 +109,9 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 		t.mu.policy = policyState{name: p.Name(), start: p.Name()}
 		evictors = append(evictors, &evictor{s: s, t: t, p: p})
 	}
+	if err := s.openObjects(ctx); err != nil {
+		return nil, err
+	}
 	if err := s.recover(evictors[len(evictors)-1]); err != nil {
 		return nil, err
 	}
@@ -317,10 +320,19 @@ func (s *Store) startWork(evictors []*evictor) {
 	s.wg.Go(s.sweeper)
 	s.wg.Go(s.watchReclaim)
 	s.wg.Go(s.keepCatalog)
-	if s.g3 != nil {
+	if s.g3 != nil || s.objects != nil {
 		for range prefetchWorkers {
 			s.wg.Go(s.prefetcher)
 		}
+	}
+	if s.objects != nil {
+		s.wg.Go(s.objects.ledger.run)
+		s.wg.Go(s.objects.reaper)
+		for _, p := range s.objects.buckets {
+			s.wg.Go(func() { s.attendBucket(p) })
+		}
+	}
+	if s.g3 != nil {
 		for _, d := range s.g3.devs {
 			s.wg.Go(func() { s.attend(d) })
 		}
@@ -394,6 +406,9 @@ func (s *Store) teardown() error {
 	}
 	for _, slab := range s.slabs {
 		errs = append(errs, slab.Close())
+	}
+	if s.objects != nil {
+		errs = append(errs, s.objects.room.mem.Close())
 	}
 	if s.arena != nil {
 		errs = append(errs, s.arena.Close())

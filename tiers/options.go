@@ -8,6 +8,7 @@ import (
 	"github.com/kvtier/kvtier/index"
 	"github.com/kvtier/kvtier/index/block"
 	"github.com/kvtier/kvtier/policy"
+	"github.com/kvtier/kvtier/tiers/bucket"
 	"github.com/kvtier/kvtier/xfer"
 )
 
@@ -29,6 +30,12 @@ type Options struct {
 	Slabs       []SlabSpec // of G3; empty: those that the data directory records
 	NoSlabs     bool       // no G3, even when the data directory records slabs
 	DefaultSlab *SlabSpec  // made when Slabs is empty and the data directory records none
+
+	// Objects are the buckets of G4, or the parts of them below a prefix, and Cluster the
+	// name of whose they are: see bucket.Open. New objects go to the first that works.
+	// Empty: no G4. They are the caller's to close, after the store.
+	Objects []bucket.Service
+	Cluster string
 
 	// High and Low are the watermarks of each tier, as shares of its capacity:
 	// the evictor starts above High and ends below Low.

@@ -136,6 +136,7 @@ func (s *Store) Pin(ctx context.Context, nsID block.NamespaceID, hashLen int, ha
 }
 
 func (s *Store) pinWindow(ctx context.Context, nsID block.NamespaceID, hashLen int, hashes []byte, errs []error) error {
+	defer s.raise(ctx, nsID, hashLen, hashes)()
 	held := s.hold(nsID, hashLen, hashes)
 	defer s.letGo(held)
 	s.pinDown(ctx, held, errs)

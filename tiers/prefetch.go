@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/kvtier/kvtier/index"
 	"github.com/kvtier/kvtier/index/block"
 )
 
@@ -22,12 +23,21 @@ func (s *Store) Prefetch(ctx context.Context, nsID block.NamespaceID, hashLen in
 		reason block.MissReason
 	}
 	var items []prefetchItem
+	var far []block.Key
 	var sure []known
 	for i := range n {
 		k := block.Key{NS: nsID}
 		copy(k.Hash[:], hashes[i*hashLen:(i+1)*hashLen])
 		g := s.grip(k)
+		r, why := index.PackedRecord{}, block.MissAbsent
+		if g.h == 0 && g.reason == block.MissAbsent {
+			r, why = s.objects.find(k)
+		}
 		switch {
+		case why == block.Hit:
+			slot, _ := SlotBytes(int64(r.Len))
+			items = append(items, prefetchItem{key: k, bytes: slot, index: i})
+			far = append(far, k)
 		case g.h == 0 || live(&g.e, ixG2):
 			sure = append(sure, known{i, g.reason})
 		default:
@@ -35,6 +45,11 @@ func (s *Store) Prefetch(ctx context.Context, nsID block.NamespaceID, hashLen in
 			items = append(items, prefetchItem{key: k, bytes: slot, index: i})
 		}
 		s.ungrip(&g)
+	}
+	for i := range items {
+		if len(far) > 0 && items[i].key == far[0] {
+			items[i].ahead, far = far, far[1:]
+		}
 	}
 	r, err := s.prefetches.add(ctx, id, n, items)
 	if err != nil {
@@ -70,13 +85,18 @@ func (s *Store) prefetcher() {
 		if err != nil {
 			return
 		}
-		reason, tier := s.bringUp(it.context(), it.key)
+		reason, tier := s.bringUp(it.context(), it.key, it.ahead)
 		s.prefetches.done(it, reason, tier)
 	}
 }
 
-func (s *Store) bringUp(ctx context.Context, k block.Key) (block.MissReason, block.TierID) {
+// bringUp brings one block up. ahead are those of the same request from this one on that
+// were in G4: they come along, so that neighbours in an object are read together.
+func (s *Store) bringUp(ctx context.Context, k block.Key, ahead []block.Key) (block.MissReason, block.TierID) {
 	g := s.grip(k)
+	if g.h == 0 && g.reason == block.MissAbsent && s.objects != nil {
+		return s.bringUpFar(ctx, k, ahead)
+	}
 	if g.h == 0 {
 		return g.reason, block.NoTier
 	}

@@ -16,10 +16,13 @@ import (
 // maxProbePause is the longest pause between two probes that failed.
 const maxProbePause = 30 * time.Second
 
-// attend watches over one device until the store's life ends: it notices that an
-// operation stalls, and probes the device while it is not healthy. A probe that
-// hangs holds up no other device's.
-func (s *Store) attend(d *device) {
+// attend watches over one device until the store's life ends.
+func (s *Store) attend(d *device) { s.attendTo(d.health, func() error { return s.probe(d) }) }
+
+// attendTo watches over one medium until the store's life ends: it notices that an
+// operation stalls, and probes the medium while it is not healthy. A probe that
+// hangs holds up no other's.
+func (s *Store) attendTo(h *health, probe func() error) {
 	tick := time.NewTicker(max(min(s.opts.StallAfter/4, s.opts.ProbeEvery), time.Millisecond))
 	defer tick.Stop()
 	pause := s.opts.ProbeEvery
@@ -35,29 +38,29 @@ func (s *Store) attend(d *device) {
 		case <-s.life.Done():
 			return
 		case <-tick.C:
-		case <-d.health.kick:
+		case <-h.kick:
 			due = time.Now()
 		case err := <-answer:
 			answer = nil
 			if s.life.Err() != nil {
 				return // it was cancelled
 			}
-			d.health.probed(err)
-			if err != nil && d.health.rank() == rankDown {
+			h.probed(err)
+			if err != nil && h.rank() == rankDown {
 				pause = min(2*pause, maxProbePause)
 			}
 			due = time.Now().Add(pause)
 		}
 		now := time.Now()
-		d.health.look()
+		h.look()
 		switch {
-		case d.health.rank() == rankHealthy:
+		case h.rank() == rankHealthy:
 			due, pause = time.Time{}, s.opts.ProbeEvery
 		case due.IsZero():
 			due = now.Add(pause)
 		case answer == nil && !now.Before(due):
 			answer = make(chan error, 1)
-			go func(answer chan<- error) { answer <- s.probe(d) }(answer)
+			go func(answer chan<- error) { answer <- probe() }(answer)
 		}
 	}
 }

@@ -175,6 +175,11 @@ type ReadResult struct {
 func (s *Store) ReadInto(ctx context.Context, k block.Key, dst []byte, o block.GetOptions) (r ReadResult) {
 	g := s.grip(k)
 	r.Reason = g.reason
+	if g.h == 0 && s.objects != nil && g.reason == block.MissAbsent {
+		if r = s.objects.readInto(ctx, k, dst); r.Reason == block.Hit {
+			return r
+		}
+	}
 	if g.h == 0 {
 		s.missed(k, r.Reason)
 		return r

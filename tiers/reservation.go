@@ -23,6 +23,7 @@ type reservation struct {
 	place  block.Place
 	slot   []byte // header block, payload, padding
 	header int64
+	up     *fetch // of a block that comes up from G4
 
 	mu      sync.Mutex // held while bytes are copied, so that the slot is quiet when it is given back
 	filled  int64

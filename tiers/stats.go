@@ -40,6 +40,9 @@ func (s *Store) Stats() block.Stats {
 	for _, t := range s.tiers() {
 		st.Tiers = append(st.Tiers, t.stats(s))
 	}
+	if s.objects != nil {
+		st.Tiers = append(st.Tiers, s.objects.stats())
+	}
 	return st
 }
 

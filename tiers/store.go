@@ -2,6 +2,7 @@ package tiers
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -31,6 +32,7 @@ type Store struct {
 	catalogRoom   catalogRoom
 	catalogHealth catalogHealth
 	g2, g3        *tier    // g3 is nil when there is none
+	objects       *objects // G4; nil when there is none
 	slabs         []*Slab  // by device number of g3
 	slabNo        []uint16 // by which the catalog knows them
 	opened        bool     // Open has succeeded
@@ -159,7 +161,8 @@ func (s *Store) checkLen(ns *namespace, n int64) error {
 func (s *Store) existing(k block.Key) (block.Existing, bool) {
 	h, e, ok := s.table.Lookup(k)
 	if !ok || !resident(&e) {
-		return block.Existing{}, false
+		r, why := s.objects.find(k)
+		return block.Existing{Len: r.Len, Sum: r.Sum}, why == block.Hit
 	}
 	if expired(&e, nowUnix()) {
 		s.expire(h)
@@ -189,9 +192,16 @@ func (s *Store) Fill(ctx context.Context, id uint64, off int64, p []byte) error 
 // the same bytes, or err says why not. durable says that the block still has to
 // go to G3, and that a reference to it is held for that.
 func (s *Store) admit(r *reservation, sum block.Sum) (h block.Handle, used, durable bool, err error) {
+	if err := s.objects.agrees(r, sum); err != nil {
+		s.conflicts.Add(1)
+		return 0, false, false, err
+	}
 	r.ns.gate.RLock()
 	defer r.ns.gate.RUnlock()
 	ns := r.ns.state.Load()
+	if r.up != nil && r.up.rec.Epoch != ns.Epoch {
+		return 0, false, false, errFetchVoid
+	}
 	parent, depth := s.nameParent(r)
 	grown := parent != 0 && s.isNamed(r.key)
 	if grown {
@@ -208,7 +218,10 @@ func (s *Store) admit(r *reservation, sum block.Sum) (h block.Handle, used, dura
 		ttl = ns.TTL
 	}
 	var expires uint32
-	if ttl > 0 {
+	switch {
+	case r.up != nil:
+		expires = uint32(r.up.rec.Expires)
+	case ttl > 0:
 		expires = expiry(ttl)
 	}
 	var e0 index.Entry
@@ -221,6 +234,10 @@ func (s *Store) admit(r *reservation, sum block.Sum) (h block.Handle, used, dura
 		stale = false
 		unknown := false
 		h = s.table.Upsert(r.key, r.hlen, func(h block.Handle, e *index.Entry, _ bool) {
+			if r.up != nil && r.up.void.Load() {
+				err = errFetchVoid
+				return
+			}
 			if resident(e) {
 				if stale = expired(e, nowUnix()); stale {
 					return
@@ -246,6 +263,9 @@ func (s *Store) admit(r *reservation, sum block.Sum) (h block.Handle, used, dura
 					e.Parent, e.Depth, linked = parent, depth, true
 				}
 				e.Refs++ // until its slot is known to be its own
+				if r.up != nil {
+					e.Flags |= flagPacked
+				}
 			}
 			if r.opts.Durable == block.G3 && !live(e, ixG3) {
 				durable = true
@@ -284,6 +304,9 @@ func (s *Store) admit(r *reservation, sum block.Sum) (h block.Handle, used, dura
 	switch {
 	case h == 0:
 		return 0, false, false, fmt.Errorf("put %s: %w: the resident table cannot grow", r.key.Hash.Hex(r.hlen), block.ErrNoSpace)
+	case err == errFetchVoid:
+		s.settle(h, func(*index.Entry) {}) // which this may have made
+		return 0, false, false, err
 	case err != nil:
 		s.conflicts.Add(1)
 		return h, false, false, err
@@ -295,7 +318,9 @@ func (s *Store) admit(r *reservation, sum block.Sum) (h block.Handle, used, dura
 			s.kid(e0.Parent, ixG2, 1)
 		}
 		s.g2.own(r.place, h)
-		s.release(h)
+		if r.up == nil { // else it is the fetch's
+			s.release(h)
+		}
 	}
 	return h, used, durable, nil
 }
@@ -398,6 +423,12 @@ func (s *Store) CompareExisting(ctx context.Context, nsID block.NamespaceID, h b
 		}
 		e.Flags &^= flagTentative
 	})
+	if !there && s.objects != nil {
+		there = true
+		if err = s.objects.compare(block.Key{NS: nsID, Hash: h}, n, sum); !errors.Is(err, block.ErrConflict) {
+			return err
+		}
+	}
 	switch {
 	case err != nil:
 		s.conflicts.Add(1)

@@ -48,6 +48,11 @@ func (s *Store) snapshot(ctx context.Context, ns block.NamespaceID, name string,
 		}
 		return err == nil
 	})
+	if err == nil && s.objects != nil {
+		var far int64
+		far, err = s.objects.presentFar(ctx, ns, fn)
+		told += far
+	}
 	if err == nil {
 		err = s.events.err() // the table of a store that closes is not the whole
 	}

@@ -11,7 +11,6 @@ import (
 
 	"github.com/zeebo/xxh3"
 
-	"github.com/kvtier/kvtier/backends/object"
 	"github.com/kvtier/kvtier/backends/s3"
 	"github.com/kvtier/kvtier/index/block"
 	"github.com/kvtier/kvtier/tiers"
@@ -25,39 +24,6 @@ const (
 	objectBlocks = 128
 	objectDepth  = 8
 )
-
-// bucketService is a backend as package bucket uses it.
-type bucketService struct{ b *object.Backend }
-
-func (s bucketService) String() string                  { return s.b.String() }
-func (s bucketService) Check(ctx context.Context) error { return s.b.Check(ctx) }
-
-func (s bucketService) Get(ctx context.Context, key string, off int64, dst [][]byte) error {
-	_, err := s.b.Get(ctx, key, off, dst, false)
-	return err
-}
-
-func (s bucketService) Put(ctx context.Context, key string, src [][]byte, ifAbsent bool) error {
-	_, err := s.b.Put(ctx, key, src, ifAbsent)
-	if errors.Is(err, object.ErrExists) {
-		return fmt.Errorf("%w: %w", bucket.ErrExists, err)
-	}
-	return err
-}
-
-func (s bucketService) Delete(ctx context.Context, keys []string) error {
-	_, err := s.b.Delete(ctx, keys)
-	return err
-}
-
-func (s bucketService) List(ctx context.Context, prefix, cursor string) ([]bucket.Object, string, error) {
-	page, err := s.b.List(ctx, prefix, cursor, 0)
-	objects := make([]bucket.Object, len(page.Objects))
-	for i, o := range page.Objects {
-		objects[i] = bucket.Object{Key: o.Key, Bytes: o.Bytes}
-	}
-	return objects, page.Next, err
-}
 
 // needObject says what is wrong with --object.
 func needObject(ctx context.Context, b *bench) error {

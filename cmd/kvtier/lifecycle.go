@@ -183,7 +183,7 @@ func (p *servePlan) logOpened(log *slog.Logger, s block.Stats, took time.Duratio
 		}
 		log.Info("tier", attrs...)
 	}
-	if hasTier(s, block.G3) {
+	if hasTier(s, block.G3) || hasTier(s, block.G4) {
 		return
 	}
 	if p.noSlabs {

@@ -29,6 +29,8 @@ type serveFlags struct {
 	sharedMemory string
 	dram         int64
 	nvme         []string
+	object       []string
+	cluster      string
 	high, low    float64
 	policy       []string
 	writeBudget  int64
@@ -78,6 +80,9 @@ func (f *serveFlags) add(fs *pflag.FlagSet) {
 	fs.Var(&sizeValue{n: &f.dram, word: "auto"}, "dram", "size of the DRAM tier; auto is a quarter of the free memory")
 	fs.Var(&listValue{p: &f.nvme, kind: "path=size", check: checkSlab}, "nvme",
 		"slab of the NVMe tier, a file (made when absent) or a block device; repeatable; the word none serves from DRAM only\n(default: those that the data directory records, else a file in it)")
+	fs.Var(&listValue{p: &f.object, kind: "URL", check: checkBucket}, "object",
+		"bucket of the object tier, s3://BUCKET/PREFIX?endpoint=URL&path_style=true&region=R or azure://CONTAINER/PREFIX?endpoint=URL; repeatable, new objects go to the first that works\n(credentials come from the SDKs' environment variables and files; default: none)")
+	fs.StringVar(&f.cluster, "cluster", "default", "`name` of the nodes that share the prefix of a bucket; the first that writes there claims it")
 	shareVar(fs, &f.high, "high", 0.98, "used share of a tier above which it evicts")
 	shareVar(fs, &f.low, "low", 0.96, "used share of a tier down to which it evicts")
 	f.policy = []string{policy.Default}
@@ -136,12 +141,18 @@ only unless they may write everything, too. Only who may do both administers:
 statistics, scrubs, the list of sessions.
 Over gRPC, and so to the commands of this program, clients are known by token only.
 
+With --object blocks that leave the lowest of the two tiers go into a bucket, several
+to an object, and come back when they are asked for. What is there survives the host:
+every node of the same --cluster may read it.
+
 One line "ready ADDR" on standard output says that committed blocks are served.
 Logs go to standard error. SIGTERM or SIGINT stops: blocks that are only in DRAM
-go down to NVMe first, and the exit code is 3 when not all could. With --nvme
-none nothing is kept at a stop, and the exit code is 0. A second signal kills.`,
+go down to NVMe first, or without it to a bucket, and the exit code is 3 when not all
+could. With --nvme none and no --object nothing is kept at a stop, and the exit code
+is 0. A second signal kills.`,
 		Example: `  kvtier serve
   kvtier serve --data /var/lib/kvtier --dram 64GiB --nvme /mnt/nvme0/slab=800GiB
+  kvtier serve --object 's3://kv/prod?region=eu-west-1' --cluster prod
   kvtier serve --config kvtier.yaml --print-config`,
 		Args: noArgs,
 	}
@@ -268,6 +279,9 @@ func (f *serveFlags) plan(ctx context.Context, env environment) (*servePlan, err
 		return nil, usageErrorf("--grace %v: want 0 or more", f.grace)
 	case f.drainTimeout < 0:
 		return nil, usageErrorf("--drain-timeout %v: want 0 or more", f.drainTimeout)
+	}
+	if err := checkCluster(f.cluster); err != nil {
+		return nil, err
 	}
 	if err := p.planPolicy(f); err != nil {
 		return nil, err

@@ -47,13 +47,17 @@ func serve(ctx context.Context, f *serveFlags, p *servePlan, stdout io.Writer, l
 	if err != nil {
 		return err
 	}
+	places, err := openBuckets(ctx, f, closers)
+	if err != nil {
+		return err
+	}
 	st := newStatus()
 	if p.metrics != nil {
 		l, err := listen(ctx, *p.metrics)
 		if err != nil {
 			return fmt.Errorf("--metrics: %w", err)
 		}
-		reg := newRegistry(newStoreCollector(st.snapshot), newSessionCollector(st.sessionStats), newIdentityCollector(p.security.access.Usage), newXferCollector(agent.Stats, files.Stats))
+		reg := newRegistry(newStoreCollector(st.snapshot), newSessionCollector(st.sessionStats), newIdentityCollector(p.security.access.Usage), newXferCollector(agent.Stats, files.Stats), newObjectCollector(places))
 		if record != nil {
 			reg.MustRegister(newRecordCollector(record.Stats))
 		}
@@ -66,6 +70,10 @@ func serve(ctx context.Context, f *serveFlags, p *servePlan, stdout io.Writer, l
 	if record != nil {
 		options.OnRequest = record.Request
 	}
+	for _, b := range places {
+		options.Objects = append(options.Objects, bucketService{b})
+	}
+	options.Cluster = f.cluster
 	store, err := tiers.Open(ctx, options)
 	if err != nil {
 		if ctx.Err() != nil {
@@ -114,7 +122,9 @@ func stop(store *tiers.Store, servers *servers, p *servePlan, timeout time.Durat
 	if err := servers.drain(calls); err != nil {
 		log.Warn("calls were broken off", "err", err)
 	}
-	if p.noSlabs || !hasTier(store.Stats(), block.G3) {
+	switch s := store.Stats(); {
+	case hasTier(s, block.G3), hasTier(s, block.G4):
+	default:
 		log.Info("stopped; there is no NVMe tier, so no block was kept")
 		return nil
 	}
@@ -138,7 +148,7 @@ func stop(store *tiers.Store, servers *servers, p *servePlan, timeout time.Durat
 		if res.Left == 1 {
 			gone = "1 block that was only in DRAM is gone"
 		}
-		return &exitError{code: exitMiss, err: fmt.Errorf("stopped, but %s, %d were brought down to NVMe: %s", gone, res.Kept, why)}
+		return &exitError{code: exitMiss, err: fmt.Errorf("stopped, but %s, %d were brought down: %s", gone, res.Kept, why)}
 	case err != nil:
 		return err
 	}

@@ -92,7 +92,7 @@ var table = map[string]may{
 		tests: []string{"backends/object", "backends/s3", "internal/servers", xxhash},
 	},
 	"tiers": {
-		code: []string{"xfer", "index", "index/block", "policy", "internal/arena", "internal/invariants", xxh3, xxhash, xsys},
+		code: []string{"xfer", "index", "index/block", "policy", "tiers/bucket", "tiers/packed", "internal/arena", "internal/invariants", xxh3, xxhash, xsys},
 		// A store needs something that moves its bytes; its tests bring it, its code
 		// does not. They also bring file systems that crash, below the catalog.
 		tests: []string{"backends/mem", "backends/posix", pebble},

@@ -18,8 +18,13 @@ import (
 	"github.com/kvtier/kvtier/xfer"
 )
 
-// ErrExists: there is an object of this key, and the call was to make a new one.
-var ErrExists = errors.New("object exists")
+var (
+	// ErrExists: there is an object of this key, and the call was to make a new one.
+	ErrExists = errors.New("object exists")
+	// ErrNoAnswer: the service did not answer, or refused because of its load: the same call
+	// may succeed later. Its failures have it where that is so.
+	ErrNoAnswer = errors.New("no answer")
+)
 
 // Service is the part of a bucket below a prefix. Its calls wait no longer than ctx
 // lasts, and make requests again as far as that is of use. It may be used by many
@@ -29,8 +34,8 @@ type Service interface {
 	String() string
 	// Check looks whether the bucket may be used. Its error says which setting to change.
 	Check(ctx context.Context) error
-	// Get reads all of dst from off on. xfer.ErrNotFound, and xfer.ErrShort when the object
-	// ends before.
+	// Get reads all of dst from off on. xfer.ErrNotFound when the object is gone, not when
+	// the bucket is, and xfer.ErrShort when the object ends before.
 	Get(ctx context.Context, key string, off int64, dst [][]byte) error
 	// Put makes an object, whole; with ifAbsent only where there is none: ErrExists.
 	Put(ctx context.Context, key string, src [][]byte, ifAbsent bool) error
@@ -58,16 +63,33 @@ type Bucket struct {
 // Open claims the prefix for a cluster, unless it is the cluster's already. It fails with
 // block.ErrInvalid when another cluster owns it, naming both.
 func Open(ctx context.Context, s Service, cluster string, store [16]byte) (*Bucket, error) {
+	b, err := New(s, cluster, store)
+	if err != nil {
+		return nil, err
+	}
+	return b, b.Claim(ctx)
+}
+
+// New is Open for a bucket that may not answer now: nothing may be written or read before
+// Claim has succeeded.
+func New(s Service, cluster string, store [16]byte) (*Bucket, error) {
 	if err := packed.CheckCluster(cluster); err != nil {
 		return nil, err
 	}
+	return &Bucket{service: s, cluster: cluster, store: store}, nil
+}
+
+// Claim claims the prefix for the cluster, unless it is the cluster's already. It fails
+// with block.ErrInvalid when another cluster owns it, naming both.
+func (b *Bucket) Claim(ctx context.Context) error {
+	s := b.service
 	if err := s.Check(ctx); err != nil {
-		return nil, err
+		return err
 	}
-	fail := func(err error) (*Bucket, error) { return nil, fmt.Errorf("claim %s: %w", s, err) }
+	fail := func(err error) error { return fmt.Errorf("claim %s: %w", s, err) }
 	have, err := readRecord(ctx, s, packed.ClusterKey)
 	if errors.Is(err, xfer.ErrNotFound) {
-		mine := packed.Cluster{Name: cluster, Store: store, Created: time.Now()}
+		mine := packed.Cluster{Name: b.cluster, Store: b.store, Created: time.Now()}
 		if err := s.Put(ctx, packed.ClusterKey, [][]byte{mine.Encode()}, true); err != nil && !errors.Is(err, ErrExists) {
 			return fail(err)
 		}
@@ -80,10 +102,26 @@ func Open(ctx context.Context, s Service, cluster string, store [16]byte) (*Buck
 	if err != nil {
 		return fail(err)
 	}
-	if err := owner.Admit(cluster, s.String()); err != nil {
-		return nil, err
+	return owner.Admit(b.cluster, s.String())
+}
+
+// Probe writes a small object and reads it back: whether the bucket does all that is asked
+// of it.
+func (b *Bucket) Probe(ctx context.Context) error {
+	var want [32]byte
+	_, _ = rand.Read(want[:]) // does not fail
+	key := packed.ProbeKey(b.cluster, b.store)
+	if err := b.service.Put(ctx, key, [][]byte{want[:]}, false); err != nil {
+		return fmt.Errorf("probe: %w", err)
 	}
-	return &Bucket{service: s, cluster: cluster, store: store}, nil
+	var have [32]byte
+	if err := b.service.Get(ctx, key, 0, [][]byte{have[:]}); err != nil {
+		return fmt.Errorf("probe: %w", err)
+	}
+	if have != want {
+		return fmt.Errorf("probe %s: %w: it does not read what was written", b.service, block.ErrCorrupt)
+	}
+	return nil
 }
 
 // readRecord reads a small object whose length is not known: a list says it.

@@ -8,10 +8,11 @@
 //	namespaces/CLUSTER/DIGEST.json                  Namespace: what a digest stands for
 //	blocks/CLUSTER/DIGEST/HASH-ID                   a packed object: see Footer and Name
 //	tombstones/CLUSTER/STAMP-ID                     Tombstones
+//	probes/CLUSTER/STORE                            what a store writes to see whether it can
 //
 // DIGEST is that of the namespace's descriptor, HASH that of the first block in the
-// object, ID is drawn for each object. All are written once: a request that arrives
-// late changes nothing. So a catalog can be made anew from a listing: read the
+// object, ID is drawn for each object. All but the probes are written once: a request that
+// arrives late changes nothing. So a catalog can be made anew from a listing: read the
 // tombstones, then the footers, and take the members that are not Graves.Dead.
 //
 // What happened before what is told by stamps: see Clock.

@@ -17,6 +17,7 @@ const (
 	blocksDir     = "blocks/"
 	tombstonesDir = "tombstones/"
 	namespacesDir = "namespaces/"
+	probesDir     = "probes/"
 )
 
 // Name is that of a packed object. Who looks for a sequence that another node wrote,
@@ -100,6 +101,11 @@ func NamespaceKey(cluster string, digest [32]byte) string {
 
 // AllNamespaces is what the keys of all namespaces of a cluster begin with.
 func AllNamespaces(cluster string) string { return namespacesDir + cluster + "/" }
+
+// ProbeKey is where a store writes to see whether it can.
+func ProbeKey(cluster string, store [16]byte) string {
+	return probesDir + cluster + "/" + hex.EncodeToString(store[:])
+}
 
 // fromHex fills dst from exactly as many digits as it takes.
 func fromHex(dst []byte, s string) bool {

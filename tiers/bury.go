@@ -1,0 +1,405 @@
+package tiers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/kvtier/kvtier/index"
+	"github.com/kvtier/kvtier/index/block"
+	"github.com/kvtier/kvtier/tiers/packed"
+)
+
+// A delete drops the record of a block in G4, synced, and then writes a tombstone into the
+// bucket, so that no import raises the block. The object goes when nothing lives in it.
+
+// burials are tombstones that wait to be written: those of one batch take one request.
+type burials struct {
+	mu struct {
+		sync.Mutex
+		queue []*burial
+		busy  bool
+	}
+}
+
+type burial struct {
+	deleted []packed.Deleted
+	cleared []packed.Cleared
+	done    chan struct{}
+	err     error // valid when done is closed
+}
+
+// bury writes tombstones, together with those of others, and returns when they are in the
+// bucket.
+func (s *Store) bury(ctx context.Context, p *objectBucket, deleted []packed.Deleted, cleared []packed.Cleared) error {
+	b := &burial{deleted: deleted, cleared: cleared, done: make(chan struct{})}
+	q := &p.burials.mu
+	q.Lock()
+	q.queue = append(q.queue, b)
+	begin := !q.busy
+	q.busy = true
+	q.Unlock()
+	if begin {
+		s.wg.Go(func() { s.digger(p) })
+	}
+	select {
+	case <-b.done:
+		return b.err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// digger writes what waits, until nothing does.
+func (s *Store) digger(p *objectBucket) {
+	for {
+		q := &p.burials.mu
+		q.Lock()
+		all := q.queue
+		q.queue = nil
+		q.busy = len(all) > 0
+		q.Unlock()
+		if len(all) == 0 {
+			return
+		}
+		var deleted []packed.Deleted
+		var cleared []packed.Cleared
+		for _, b := range all {
+			deleted, cleared = append(deleted, b.deleted...), append(cleared, b.cleared...)
+		}
+		err := p.do(s.life, 0, func(ctx context.Context) error { return p.Bury(ctx, deleted, cleared) })
+		if err != nil {
+			err = fmt.Errorf("bucket %s: %w: the deletion is done here, but an import could raise what was deleted; try again: %w", p.health.name, block.ErrUnavailable, err)
+		}
+		for _, b := range all {
+			b.err = err
+			close(b.done)
+		}
+	}
+}
+
+// farewell is a delete of keys, as far as it is about G4.
+type farewell struct {
+	o     *objects
+	keys  []block.Key
+	ended sync.Once
+}
+
+// farewell begins a delete, before the keys leave the table: from now on they are not found
+// in G4, and what is on its way up does not arrive. It is nil without a G4.
+func (o *objects) farewell(nsID block.NamespaceID, hashLen int, hashes []byte) *farewell {
+	if o == nil {
+		return nil
+	}
+	w := &farewell{o: o}
+	for i := 0; i < len(hashes); i += hashLen {
+		k := block.Key{NS: nsID}
+		copy(k.Hash[:], hashes[i:i+hashLen])
+		w.keys = append(w.keys, k)
+	}
+	o.markLeaving(w.keys)
+	return w
+}
+
+func (o *objects) markLeaving(keys []block.Key) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, k := range keys {
+		o.mu.leaving[k]++
+		if f := o.mu.fetches[k]; f != nil {
+			f.void.Store(true)
+		}
+	}
+	o.nLeaving.Add(int64(len(keys)))
+}
+
+func (o *objects) unmarkLeaving(keys []block.Key) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, k := range keys {
+		if o.mu.leaving[k]--; o.mu.leaving[k] == 0 {
+			delete(o.mu.leaving, k)
+		}
+	}
+	o.nLeaving.Add(-int64(len(keys)))
+}
+
+// end ends a delete that drops nothing. After drop it does nothing.
+func (w *farewell) end() {
+	if w != nil {
+		w.ended.Do(func() { w.o.unmarkLeaving(w.keys) })
+	}
+}
+
+// drop drops the records of keys that have left the table, and writes their tombstones. It
+// says of which keys there was a record. stones say of which generation a block of a key may
+// have been: one that was put afterwards, and has come into G4 since, is of a later one.
+func (w *farewell) drop(ctx context.Context, hashLen int, stones []index.Tombstone) (there []bool, err error) {
+	if w == nil {
+		return nil, nil
+	}
+	o := w.o
+	there = make([]bool, len(w.keys))
+	var dropped []index.PackedRecord
+	graves := map[*objectBucket][]block.Key{}
+	c := &change{
+		plan: func(v *view) error {
+			for i, k := range w.keys {
+				o.owing(graves, k)
+				r, err := v.block(k, hashLen)
+				if err != nil {
+					return err
+				}
+				if r == nil || r.Gen > stones[i].Gen {
+					continue
+				}
+				obj, err := v.object(r.Object)
+				if err != nil {
+					return err
+				}
+				if obj != nil && o.byNo[obj.Bucket] != nil {
+					p := o.byNo[obj.Bucket]
+					graves[p] = append(graves[p], k)
+				}
+				there[i] = r.Expires == 0 || r.Expires > int64(nowUnix())
+				dropped = append(dropped, *r)
+				if err := v.drop(r); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+		applied: func() {
+			for i := range dropped {
+				o.told(&dropped[i], block.Deleted)
+			}
+			if len(dropped) > 0 {
+				o.sweep()
+			}
+		},
+	}
+	o.ledger.submit(c)
+	w.ended.Do(func() {
+		o.s.wg.Go(func() { // also when ctx ends before
+			<-c.done
+			o.unmarkLeaving(w.keys)
+		})
+	})
+	select {
+	case <-c.done:
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	if c.err != nil {
+		return nil, c.err
+	}
+	return there, o.entomb(ctx, hashLen, graves)
+}
+
+// owing notes where a key needs a tombstone that may have no record: an object under way may
+// hold it, or it is owed one. It runs in the plan of a change, and thus before or after the
+// one that records such an object, which leaves out what was deleted.
+func (o *objects) owing(graves map[*objectBucket][]block.Key, k block.Key) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, p := range []*objectBucket{o.mu.packing[k], o.mu.owed[k]} {
+		if p != nil {
+			graves[p] = append(graves[p], k)
+		}
+	}
+}
+
+// entomb writes the tombstones of keys that were deleted.
+func (o *objects) entomb(ctx context.Context, hashLen int, graves map[*objectBucket][]block.Key) error {
+	var errs []error
+	for p, ks := range graves {
+		var deleted []packed.Deleted
+		for _, k := range ks {
+			ns, err := o.s.names.byID(k.NS)
+			if err != nil {
+				continue
+			}
+			deleted = append(deleted, packed.Deleted{Digest: ns.digest, HashLen: uint8(hashLen), Hash: k.Hash, Stamp: p.Stamp()})
+		}
+		err := o.s.bury(ctx, p, deleted, nil)
+		o.mu.Lock()
+		for _, k := range ks {
+			switch {
+			case err == nil:
+				delete(o.mu.owed, k)
+			case len(o.mu.owed) < maxOwed:
+				o.mu.owed[k] = p
+			}
+		}
+		o.mu.Unlock()
+		if err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// cleared writes the tombstone of a namespace that was cleared into each bucket.
+func (o *objects) cleared(ctx context.Context, ns *namespace, epoch uint32) error {
+	if o == nil {
+		return nil
+	}
+	o.sweep()
+	var errs []error
+	for _, p := range o.buckets {
+		errs = append(errs, o.s.bury(ctx, p, nil, []packed.Cleared{{Digest: ns.digest, Epoch: epoch, Stamp: p.Stamp()}}))
+	}
+	return errors.Join(errs...)
+}
+
+// sweep has the objects removed in which nothing lives.
+func (o *objects) sweep() {
+	select {
+	case o.reap <- struct{}{}:
+	default:
+	}
+}
+
+const (
+	// reapEvery is how long the reaper rests between two looks, and reapAgain after a failure.
+	reapEvery = time.Second
+	reapAgain = 30 * time.Second
+	reapBatch = 1000
+)
+
+// reaper removes objects in which nothing lives, until the store's life ends.
+func (o *objects) reaper() {
+	rest := time.NewTimer(0)
+	defer rest.Stop()
+	for {
+		select {
+		case <-rest.C:
+		case <-o.s.life.Done():
+			return
+		}
+		pause := reapEvery
+		if err := o.reapAll(); err != nil && o.s.life.Err() == nil {
+			o.s.log.Warn("objects that nothing lives in are not removed yet", "err", err)
+			pause = reapAgain
+			o.sweep()
+		}
+		select {
+		case <-o.reap:
+		case <-o.s.life.Done():
+			return
+		}
+		rest.Reset(pause)
+	}
+}
+
+// reapAll removes the objects of namespaces that were cleared, and those whose blocks all
+// have left, a batch at a time. The record of an object goes after the object.
+func (o *objects) reapAll() error {
+	for from := uint64(0); ; {
+		var dead []index.ObjectRecord
+		var stale []uint64
+		full := errors.New("batch is full")
+		err := o.s.catalog.ScanObjects(from, func(r *index.ObjectRecord) error {
+			from = r.Number + 1
+			switch {
+			case r.Live == 0:
+				dead = append(dead, *r)
+			case !o.current(r):
+				stale = append(stale, r.Number)
+				dead = append(dead, *r)
+			}
+			if len(dead) == reapBatch {
+				return full
+			}
+			return nil
+		})
+		if err != nil && err != full {
+			return err
+		}
+		if len(stale) > 0 {
+			if err := o.wipe(stale); err != nil {
+				return err
+			}
+		}
+		if e := o.removeAll(dead); e != nil {
+			return e
+		}
+		if err == nil {
+			return nil
+		}
+	}
+}
+
+// wipe counts out what lived in objects of namespaces that were cleared since.
+func (o *objects) wipe(numbers []uint64) error {
+	return o.ledger.do(o.s.life, &change{plan: func(v *view) error {
+		for _, n := range numbers {
+			r, err := v.object(n)
+			if err != nil {
+				return err
+			}
+			if r == nil || o.current(r) {
+				continue
+			}
+			now := *r
+			v.blocks -= int64(now.Live)
+			v.payload -= now.LiveBytes
+			now.Live, now.LiveBytes = 0, 0
+			v.putObject(&now)
+		}
+		return nil
+	}})
+}
+
+// removeAll removes objects that are dead, and their records behind them.
+func (o *objects) removeAll(dead []index.ObjectRecord) error {
+	names := map[*objectBucket][]packed.Name{}
+	numbers := map[*objectBucket][]uint64{}
+	for i := range dead {
+		n := dead[i].Number
+		// Not before its upload has ended; then its record says for good whether it lives.
+		o.mu.Lock()
+		_, busy := o.mu.underWay[n]
+		o.mu.Unlock()
+		if busy {
+			continue
+		}
+		r, ok, err := o.s.catalog.GetObject(n)
+		if err != nil {
+			return err
+		}
+		if p := o.byNo[r.Bucket]; ok && r.Live == 0 && p != nil {
+			names[p] = append(names[p], o.nameOf(&r))
+			numbers[p] = append(numbers[p], n)
+		}
+	}
+	var errs []error
+	for p, ns := range names {
+		if err := p.do(o.s.life, 0, func(ctx context.Context) error { return p.Remove(ctx, ns) }); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		errs = append(errs, o.ledger.do(o.s.life, &change{plan: func(v *view) error {
+			for _, n := range numbers[p] {
+				v.dropObject(n)
+			}
+			return nil
+		}}))
+	}
+	return errors.Join(errs...)
+}
+
+// attendBucket watches over one bucket until the store's life ends: it is probed, once a
+// while, when it is not healthy.
+func (s *Store) attendBucket(p *objectBucket) {
+	s.attendTo(p.health, func() error {
+		ctx, cancel := context.WithTimeout(s.life, bucketPatience)
+		defer cancel()
+		if err := p.claim(ctx); err != nil {
+			return err
+		}
+		return p.Probe(ctx)
+	})
+}

@@ -1,0 +1,533 @@
+package tiers
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+
+	"github.com/zeebo/xxh3"
+
+	"github.com/kvtier/kvtier/index"
+	"github.com/kvtier/kvtier/index/block"
+	"github.com/kvtier/kvtier/tiers/packed"
+	"github.com/kvtier/kvtier/xfer"
+)
+
+// fetch is a block on its way from G4 to G2. All who want it meet in one.
+type fetch struct {
+	key  block.Key
+	rec  index.PackedRecord
+	void atomic.Bool // the block was deleted meanwhile
+	// users, under objects.mu, are those who wait for it or use the block.
+	users int
+	done  chan struct{}
+	// h is the block in G2, with a reference that goes with the last user; err is why there
+	// is none. Valid when done is closed.
+	h   block.Handle
+	err error
+}
+
+// errFetchVoid: the block was deleted while it was on its way up.
+var errFetchVoid = fmt.Errorf("fetch from g4: %w: deleted meanwhile", block.ErrNotFound)
+
+// fetchRange is the most that one request reads: a range of this length is as fast as a
+// connection is.
+const fetchRange = 8 << 20
+
+// start has blocks brought up that no local tier has, and returns for each key the fetch,
+// which the caller leaves, or nil and why there is none. Blocks that lie one behind the
+// other in an object are read together.
+func (o *objects) start(keys []block.Key) (fs []*fetch, why []block.MissReason) {
+	fs, why = make([]*fetch, len(keys)), make([]block.MissReason, len(keys))
+	var mine []*fetch
+	for i, k := range keys {
+		if _, why[i] = o.find(k); why[i] != block.Hit {
+			continue
+		}
+		f, won := o.join(k)
+		if f == nil {
+			why[i] = block.MissAbsent
+			continue
+		}
+		fs[i] = f
+		if !won {
+			continue
+		}
+		// Looked up again, now that a delete would find the fetch.
+		if f.rec, why[i] = o.find(k); why[i] != block.Hit {
+			o.land(f, fmt.Errorf("fetch from g4: %w", block.ErrNotFound))
+			o.leave(f)
+			fs[i] = nil
+			continue
+		}
+		mine = append(mine, f)
+	}
+	for _, run := range runs(mine) {
+		o.s.wg.Go(func() { o.fetch(run) })
+	}
+	return fs, why
+}
+
+// join finds the fetch of a block, or makes one; nil when the block is being deleted.
+func (o *objects) join(k block.Key) (f *fetch, won bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.mu.leaving[k] > 0 {
+		return nil, false
+	}
+	f = o.mu.fetches[k]
+	if won = f == nil; won {
+		f = &fetch{key: k, done: make(chan struct{})}
+		o.mu.fetches[k] = f
+	}
+	f.users++
+	return f, won
+}
+
+// standing is a fetch of a block that stays in G4: who wants it reads it himself.
+func standing(k block.Key, r index.PackedRecord) *fetch {
+	f := &fetch{key: k, rec: r, users: 1, done: make(chan struct{}), err: fmt.Errorf("fetch from g4: %w: it is to stay there", block.ErrNoSpace)}
+	close(f.done)
+	return f
+}
+
+// leave ends a use of a fetch.
+func (o *objects) leave(f *fetch) {
+	o.mu.Lock()
+	f.users--
+	last := f.users == 0 && o.mu.fetches[f.key] != f
+	o.mu.Unlock()
+	if last && f.h != 0 {
+		o.s.release(f.h)
+	}
+}
+
+// land ends a fetch.
+func (o *objects) land(f *fetch, err error) {
+	f.err = err
+	o.mu.Lock()
+	delete(o.mu.fetches, f.key)
+	unused := f.users == 0
+	close(f.done)
+	o.mu.Unlock()
+	if unused && f.h != 0 {
+		o.s.release(f.h)
+	}
+}
+
+// await says how a fetch has ended, or why the caller does not wait for it.
+func (f *fetch) await(ctx context.Context) error {
+	select {
+	case <-f.done:
+		return f.err
+	default:
+	}
+	select {
+	case <-f.done:
+		return f.err
+	case <-ctx.Done():
+		return fmt.Errorf("fetch from g4: %w", context.Cause(ctx))
+	}
+}
+
+// runs are fetches that lie one behind the other in an object, in ranges of at most
+// fetchRange, or of one block.
+func runs(fs []*fetch) (out [][]*fetch) {
+	slices.SortFunc(fs, func(a, b *fetch) int {
+		return cmp.Or(cmp.Compare(a.rec.Object, b.rec.Object), cmp.Compare(a.rec.Offset, b.rec.Offset))
+	})
+	from := 0
+	for i, f := range fs {
+		if i == from {
+			continue
+		}
+		first, before := &fs[from].rec, &fs[i-1].rec
+		if f.rec.Object != first.Object || f.rec.Offset != memberEnd(before) || memberEnd(&f.rec)-first.Offset > fetchRange {
+			out = append(out, fs[from:i])
+			from = i
+		}
+	}
+	if len(fs) > 0 {
+		out = append(out, fs[from:])
+	}
+	return out
+}
+
+// memberEnd is where what follows a block in its object begins.
+func memberEnd(r *index.PackedRecord) int64 { return r.Offset + packed.HeaderBytes + int64(r.Len) }
+
+// fetch reads a run of blocks into slots of G2 and makes them resident there. Where G2 has
+// no room a block stays where it is, and so do those behind it: who waits reads it himself.
+func (o *objects) fetch(run []*fetch) {
+	s := o.s
+	var rs []*reservation
+	var recs []*index.PackedRecord
+	var payloads [][]byte
+	for len(rs) < len(run) {
+		f := run[len(rs)]
+		r, err := o.reserve(f)
+		if err != nil {
+			for _, f := range run[len(rs):] {
+				o.land(f, err)
+			}
+			break
+		}
+		rs, recs, payloads = append(rs, r), append(recs, &f.rec), append(payloads, r.slot[r.header:][:r.n])
+	}
+	if len(rs) == 0 {
+		return
+	}
+	errs := o.read(s.life, recs, payloads)
+	// Leaf to root, as puts do it: see commitOrder.
+	for i := len(rs) - 1; i >= 0; i-- {
+		f, r := run[i], rs[i]
+		err := errs[i]
+		if err == nil {
+			clear(r.slot[r.header+r.n:])
+			err = o.admit(f, r)
+		} else {
+			s.g2.free(r.place)
+		}
+		o.land(f, err)
+	}
+}
+
+// reserve takes a slot of G2 for a block that comes up.
+func (o *objects) reserve(f *fetch) (*reservation, error) {
+	s := o.s
+	ns, err := s.names.byID(f.key.NS)
+	if err != nil {
+		return nil, err
+	}
+	rec := &f.rec
+	size, header := SlotBytes(int64(rec.Len))
+	place, err := s.g2.alloc(s.life, size, reserved)
+	if err != nil {
+		return nil, err
+	}
+	return &reservation{
+		ns: ns, key: f.key, hlen: rec.HashLen, n: int64(rec.Len), place: place, slot: s.g2.slot(place, size), header: header, up: f,
+		opts: block.PutOptions{Parent: rec.Parent, HasParent: rec.HasParent, Durable: block.G2},
+	}, nil
+}
+
+// admit makes a block resident that has come up. Its slot is given back when it is not.
+func (o *objects) admit(f *fetch, r *reservation) error {
+	s := o.s
+	h, used, _, err := s.admit(r, f.rec.Sum)
+	if !used {
+		s.g2.free(r.place)
+	}
+	switch {
+	case err != nil && !errors.Is(err, block.ErrNotFound):
+		// It is in the way of what was put meanwhile: who waits reads it without.
+		return fmt.Errorf("fetch from g4: %w: %w", block.ErrNoSpace, err)
+	case err != nil:
+		return err
+	case used:
+		f.h = h
+		return nil
+	}
+	g := s.grip(f.key) // somebody was faster
+	if g.h == 0 {
+		return errFetchVoid
+	}
+	if !live(&g.e, ixG2) {
+		s.release(g.h)
+		return fmt.Errorf("fetch from g4: %w: it is in g3 meanwhile", block.ErrNoSpace)
+	}
+	f.h = g.h
+	return nil
+}
+
+// read reads blocks that lie one behind the other in one object, each into memory of its
+// length, and verifies them. An object that is gone, and a block that is damaged, are
+// dropped from the catalog.
+func (o *objects) read(ctx context.Context, recs []*index.PackedRecord, payloads [][]byte) []error {
+	errs := make([]error, len(recs))
+	fail := func(err error) []error {
+		for i := range errs {
+			errs[i] = err
+		}
+		return errs
+	}
+	obj, p, err := o.object(recs[0].Object)
+	if err != nil {
+		return fail(fmt.Errorf("read from g4: %w", err))
+	}
+	heads := make([]byte, len(recs)*packed.HeaderBytes)
+	parts := make([][]byte, 0, 2*len(recs))
+	var n int64
+	for i := range recs {
+		parts = append(parts, heads[i*packed.HeaderBytes:][:packed.HeaderBytes], payloads[i])
+		n += packed.HeaderBytes + int64(recs[i].Len)
+	}
+	name := o.nameOf(&obj)
+	o.fetches.Add(1)
+	err = p.do(ctx, n, func(ctx context.Context) error { return p.Read(ctx, name, recs[0].Offset, parts) })
+	if ctx.Err() != nil {
+		return fail(fmt.Errorf("read from g4: %w", context.Cause(ctx)))
+	}
+	gone := errors.Is(err, xfer.ErrNotFound) || errors.Is(err, xfer.ErrShort)
+	if err != nil && !gone {
+		return fail(fmt.Errorf("read from g4: %w: %w", block.ErrUnavailable, err))
+	}
+	o.bytesOut.Add(n)
+	for i, r := range recs {
+		if gone {
+			errs[i] = fmt.Errorf("read from g4: %w: %w", block.ErrNotFound, err)
+		} else {
+			errs[i] = o.check(&obj, r, parts[2*i], parts[2*i+1])
+		}
+		if errs[i] != nil && !errors.Is(errs[i], ErrVersion) {
+			o.retire(r, errs[i])
+		}
+	}
+	return errs
+}
+
+// check verifies a block of an object.
+func (o *objects) check(obj *index.ObjectRecord, r *index.PackedRecord, head, payload []byte) error {
+	h, err := DecodeHeader(head, packedSeal(obj.ID, r.Offset))
+	if err == nil {
+		err = h.differs(&SlotHeader{Digest: obj.Digest, Hash: r.Key.Hash, HashLen: uint8(r.HashLen), Gen: r.Gen, Len: r.Len, Sum: r.Sum})
+	}
+	if err == nil {
+		if sum := block.Sum(xxh3.Hash128(payload).Bytes()); sum != r.Sum {
+			err = fmt.Errorf("%w: checksum %s, want %s", block.ErrCorrupt, sum, r.Sum)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("block %s in g4: %w", r.Key.Hash.Hex(r.HashLen), err)
+	}
+	return nil
+}
+
+// packedSeal binds the slot header of a block to its place in an object.
+func packedSeal(id [16]byte, off int64) Seal {
+	return Seal{Version: headerVersion, Salt: id, Offset: off}
+}
+
+// retire drops the record of a block whose bytes are not in G4 any more, or not right. A
+// copy of it in a local tier is its last one then.
+func (o *objects) retire(r *index.PackedRecord, why error) {
+	s := o.s
+	if errors.Is(why, block.ErrCorrupt) {
+		s.corrupt.Add(1)
+	}
+	if more, ok := s.damage.next(); ok {
+		s.log.Error("block lost", "tier", "g4", "namespace", s.names.name(r.Key.NS), "hash", r.Key.Hash.Hex(r.HashLen), "err", why, "more", more)
+	}
+	rec, k := *r, r.Key
+	o.markLeaving([]block.Key{k})
+	s.table.UpdateKey(k, func(_ block.Handle, e *index.Entry) { e.Flags &^= flagPacked })
+	s.wg.Go(func() {
+		defer o.unmarkLeaving([]block.Key{k})
+		err := o.ledger.do(s.life, &change{
+			plan: func(v *view) error {
+				now, err := v.block(k, rec.HashLen)
+				if err != nil || now == nil || now.Object != rec.Object || now.Offset != rec.Offset {
+					return err
+				}
+				return v.drop(now)
+			},
+			applied: func() { o.told(&rec, block.Damaged); o.sweep() },
+		})
+		if err != nil && s.life.Err() == nil {
+			s.log.Warn("record of a block that is lost stays", "key", k, "err", err)
+		}
+	})
+}
+
+// told tells watchers of a block that has left G4.
+func (o *objects) told(r *index.PackedRecord, why block.Reason) {
+	ev := o.event(block.EventRemoved, r)
+	_, e, there := o.s.table.Lookup(r.Key)
+	ev.Reason, ev.Last = why, !there || !resident(&e)
+	o.s.events.publish(ev)
+}
+
+// stage reads a block into a staging buffer, verified. The caller gives the buffer back.
+func (o *objects) stage(ctx context.Context, r *index.PackedRecord) (payload []byte, giveBack func(), err error) {
+	buf, err := o.s.staging.get(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	payload = buf[:r.Len]
+	if err := o.read(ctx, []*index.PackedRecord{r}, [][]byte{payload})[0]; err != nil {
+		o.s.staging.put(buf)
+		return nil, nil, err
+	}
+	return payload, func() { o.s.staging.put(buf) }, nil
+}
+
+// gripFar has the keys that grips miss brought up from G4, unless promote is false. Whose
+// keys they are holds the fetches by their grips.
+func (s *Store) gripFar(keys []block.Key, gs []grip, promote bool) {
+	if s.objects == nil {
+		return
+	}
+	var far []block.Key
+	var at []int
+	tell := func(i int, why block.MissReason) {
+		if why != block.MissAbsent {
+			gs[i].reason = why
+		}
+	}
+	for i := range gs {
+		if gs[i].h == 0 && (gs[i].reason == block.MissAbsent || gs[i].reason == block.MissPending) {
+			far, at = append(far, keys[i]), append(at, i)
+		}
+	}
+	if len(far) == 0 {
+		return
+	}
+	if !promote {
+		for j, k := range far {
+			r, why := s.objects.find(k)
+			if tell(at[j], why); why == block.Hit {
+				gs[at[j]].far = standing(k, r)
+			}
+		}
+		return
+	}
+	fs, why := s.objects.start(far)
+	for j, f := range fs {
+		gs[at[j]].far = f
+		tell(at[j], why[j])
+	}
+}
+
+// readInto reads a block into the caller's memory; see Store.ReadInto.
+func (o *objects) readInto(ctx context.Context, k block.Key, dst []byte) (r ReadResult) {
+	rec, why := o.find(k)
+	if r.Reason = why; why != block.Hit {
+		return r
+	}
+	if len(dst) < int(rec.Len) {
+		r.Reason = block.MissNoRoom
+		r.Err = fmt.Errorf("read %s: %w: memory of %d bytes for a block of %d", k, block.ErrInvalid, len(dst), rec.Len)
+		return r
+	}
+	if r.Err = o.read(ctx, []*index.PackedRecord{&rec}, [][]byte{dst[:rec.Len]})[0]; r.Err != nil {
+		r.Reason = missOf(r.Err)
+		return r
+	}
+	o.hits.Add(1)
+	r.Tier, r.Len, r.Sum = block.G4, rec.Len, rec.Sum
+	return r
+}
+
+// agrees fails with block.ErrConflict when G4 has another block of a key that is put.
+func (o *objects) agrees(r *reservation, sum block.Sum) error {
+	if o == nil || r.up != nil {
+		return nil
+	}
+	if rec, why := o.find(r.key); why == block.Hit && (rec.Sum != sum || int64(rec.Len) != r.n) {
+		return fmt.Errorf("put %s: %w: there with %d bytes and checksum %s, put with %d and %s",
+			r.key.Hash.Hex(r.hlen), block.ErrConflict, rec.Len, rec.Sum, r.n, sum)
+	}
+	return nil
+}
+
+// compare settles a put of a key that was there and is in no local tier; see
+// Store.CompareExisting. What is in G4 is durable.
+func (o *objects) compare(k block.Key, n int64, sum block.Sum) error {
+	r, why := o.find(k)
+	switch {
+	case why != block.Hit:
+		return fmt.Errorf("put %s: %w: it was there and has left meanwhile; put it again", k.Hash, block.ErrNoSpace)
+	case r.Sum != sum || int64(r.Len) != n:
+		return fmt.Errorf("put %s: %w: there with %d bytes and checksum %s, put with %d and %s",
+			k.Hash.Hex(r.HashLen), block.ErrConflict, r.Len, r.Sum, n, sum)
+	}
+	return nil
+}
+
+// lendFar brings up blocks of G4 that are to be lent, if promote says so; else they have no
+// room in G2. Those that have come are held by their
+// grips.
+func (s *Store) lendFar(ctx context.Context, nsID block.NamespaceID, hashLen int, hashes []byte, promote bool, grips []grip, loans []block.Loan) {
+	if s.objects == nil {
+		return
+	}
+	keys := make([]block.Key, 0, windowKeys)
+	for from := 0; from < len(grips); from += windowKeys {
+		to := min(from+windowKeys, len(grips))
+		keys = keys[:0]
+		for i := from; i < to; i++ {
+			k := block.Key{NS: nsID}
+			copy(k.Hash[:], hashes[i*hashLen:(i+1)*hashLen])
+			keys = append(keys, k)
+		}
+		s.gripFar(keys, grips[from:to], promote && ctx.Err() == nil)
+		for i := from; i < to; i++ {
+			g := &grips[i]
+			f := g.far
+			if f == nil {
+				continue
+			}
+			g.far, g.reason = nil, block.MissNoRoom
+			err := f.await(ctx)
+			if err == nil {
+				s.known(f.h, s.table.Update(f.h, func(e *index.Entry) { e.Refs++ }))
+				g.h, g.reason = f.h, block.Hit
+				s.table.View(g.h, func(e *index.Entry) { g.e = *e })
+				loans[i] = block.Loan{Reason: block.Hit, Tier: block.G4}
+			} else {
+				g.reason = missOf(err)
+			}
+			s.objects.leave(f)
+		}
+	}
+}
+
+// bringUpFar is bringUp for a block that no local tier has.
+func (s *Store) bringUpFar(ctx context.Context, k block.Key, ahead []block.Key) (block.MissReason, block.TierID) {
+	o := s.objects
+	if len(ahead) == 0 {
+		ahead = []block.Key{k} // a local tier had it when it was asked for
+	}
+	fs, why := o.start(ahead[:min(len(ahead), prefetchAhead)])
+	defer func() {
+		for _, f := range fs {
+			if f != nil {
+				o.leave(f)
+			}
+		}
+	}()
+	if fs[0] == nil {
+		return why[0], block.NoTier
+	}
+	if err := fs[0].await(ctx); err != nil {
+		return missOf(err), block.G4
+	}
+	return block.Hit, block.G2
+}
+
+// prefetchAhead is how many blocks of G4 a prefetch has on their way at once, beside those
+// that are waited for.
+const prefetchAhead = 32
+
+// raise brings up blocks that are only in G4, and keeps them in G2 until letGo.
+func (s *Store) raise(ctx context.Context, nsID block.NamespaceID, hashLen int, hashes []byte) (letGo func()) {
+	if s.objects == nil {
+		return func() {}
+	}
+	gs := make([]grip, len(hashes)/hashLen)
+	loans := make([]block.Loan, len(gs))
+	for i := range gs {
+		k := block.Key{NS: nsID}
+		copy(k.Hash[:], hashes[i*hashLen:(i+1)*hashLen])
+		gs[i] = s.grip(k)
+	}
+	s.lendFar(ctx, nsID, hashLen, hashes, true, gs, loans)
+	return func() {
+		for i := range gs {
+			s.ungrip(&gs[i])
+		}
+	}
+}
