@@ -109,11 +109,11 @@ func (s *Store) gripWindow(nsID block.NamespaceID, want []block.Wanted, o block.
 		g := s.grip(k)
 		if s.objects != nil {
 			keys = append(keys, k)
-			if r, why := s.objects.find(k); g.h == 0 && why == block.Hit {
-				bytes += int64(r.Len)
-			}
 		}
-		if g.h != 0 {
+		if g.h == 0 {
+			r, _ := s.objects.find(k)
+			bytes += int64(r.Len)
+		} else {
 			bytes += int64(g.e.Len)
 			if !live(&g.e, ixG2) && !o.NoPromote {
 				low, at = append(low, g.h), append(at, i)

@@ -33,9 +33,8 @@ type objects struct {
 	room    *uploadRoom
 	reap    chan struct{} // buffer of 1: there may be objects to remove
 
-	blocks, payload            atomic.Int64
-	hits, bytesIn, bytesOut    atomic.Int64
-	uploads, fetches, requests atomic.Int64
+	blocks, payload         atomic.Int64
+	hits, bytesIn, bytesOut atomic.Int64
 
 	nLeaving atomic.Int64 // keys in mu.leaving
 	mu       struct {
@@ -168,13 +167,12 @@ func (p *objectBucket) claim(ctx context.Context) error {
 	return err
 }
 
-// count counts the blocks that the catalog has in objects. It reads no record of theirs.
+// count counts the blocks that the catalog has in objects, by the records of these. Those of
+// namespaces that were cleared the reaper counts out.
 func (o *objects) count() error {
 	return o.s.catalog.ScanObjects(0, func(r *index.ObjectRecord) error {
-		if o.current(r) {
-			o.blocks.Add(int64(r.Live))
-			o.payload.Add(r.LiveBytes)
-		}
+		o.blocks.Add(int64(r.Live))
+		o.payload.Add(r.LiveBytes)
 		return nil
 	})
 }

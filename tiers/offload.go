@@ -283,7 +283,6 @@ func (o *objects) send(ctx context.Context, p *objectBucket, load []*parcel, pay
 	}
 	invariants.CrashAt("object-written")
 	o.bytesIn.Add(obj.Bytes)
-	o.uploads.Add(1)
 	if err := o.seat(ctx, ns, obj, members); err != nil {
 		return err
 	}

@@ -266,7 +266,6 @@ func (o *objects) read(ctx context.Context, recs []*index.PackedRecord, payloads
 		n += packed.HeaderBytes + int64(recs[i].Len)
 	}
 	name := o.nameOf(&obj)
-	o.fetches.Add(1)
 	err = p.do(ctx, n, func(ctx context.Context) error { return p.Read(ctx, name, recs[0].Offset, parts) })
 	if ctx.Err() != nil {
 		return fail(fmt.Errorf("read from g4: %w", context.Cause(ctx)))

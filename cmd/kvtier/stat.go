@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"text/tabwriter"
@@ -241,9 +242,14 @@ func (o *statOutput) print(w io.Writer) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(tw, "\nTIER\tBLOCKS\tPAYLOAD\tUSED\tCAPACITY\tHITS\tIN\tOUT\tEVICTED\tDROPPED\tREFUSED\tPOLICY")
 	for _, t := range o.Tiers {
+		capacity := "-" // of a bucket
+		if t.Capacity > 0 {
+			capacity = formatSizeShort(t.Capacity)
+		}
+		policy := cmp.Or(t.Policy, "-")
 		fmt.Fprintf(tw, "%s\t%d\t%s\t%s\t%s\t%d\t%s\t%s\t%d\t%d\t%d\t%s\n",
-			t.Tier, t.Blocks, formatSizeShort(t.PayloadBytes), formatSizeShort(t.Used), formatSizeShort(t.Capacity),
-			t.Hits, formatSizeShort(t.BytesIn), formatSizeShort(t.BytesOut), t.Evictions, t.Dropped, t.Refused, t.Policy)
+			t.Tier, t.Blocks, formatSizeShort(t.PayloadBytes), formatSizeShort(t.Used), capacity,
+			t.Hits, formatSizeShort(t.BytesIn), formatSizeShort(t.BytesOut), t.Evictions, t.Dropped, t.Refused, policy)
 	}
 	if err := tw.Flush(); err != nil {
 		return err
@@ -264,7 +270,7 @@ func (o *statOutput) print(w io.Writer) error {
 			if name == "" {
 				name = fmt.Sprint(i)
 			}
-			fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\n", t.Tier, name, formatSizeShort(d.Bytes), d.State, d.detail())
+			fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\n", t.Tier, name, d.size(), d.State, d.detail())
 		}
 	}
 	if err := tw.Flush(); err != nil || len(o.ByNamespace) == 0 {
@@ -275,6 +281,14 @@ func (o *statOutput) print(w io.Writer) error {
 		fmt.Fprintf(tw, "%s\t%d\t%d\t%d%s\n", cell(n.Name), n.Asked, n.Matched, total(n.Misses), countsIn(n.Misses))
 	}
 	return tw.Flush()
+}
+
+// size is that of the device; a bucket has none.
+func (d *statDevice) size() string {
+	if d.Bytes == 0 {
+		return "-"
+	}
+	return formatSizeShort(d.Bytes)
 }
 
 // detail says what only some kinds of device have.

@@ -114,7 +114,7 @@ var table = map[string]may{
 	},
 
 	// The end-to-end tests see what a stranger sees: a program and a Go client.
-	"e2e": {tests: []string{"api", "api/session", "index/block", xsys}},
+	"e2e": {tests: []string{"api", "api/session", "index/block", "internal/servers", xsys}},
 
 	"internal/archtest": {},
 	"internal/gotest":   {},
