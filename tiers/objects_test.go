@@ -183,6 +183,18 @@ func sendDown(t testing.TB, s *tiers.Store, ns block.Namespace, is ...int) {
 	}
 }
 
+// mustPutDown is mustPut, again while G3 has no room: what leaves it waits for the bucket.
+func mustPutDown(t testing.TB, s *tiers.Store, ns block.Namespace, i, n int, o block.PutOptions) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("there is room for block %d", i), func() bool {
+		err := put(s, ns, i, payload(i, n), o)
+		if err != nil && !errors.Is(err, block.ErrNoSpace) {
+			t.Fatalf("put %d: %v", i, err)
+		}
+		return err == nil
+	})
+}
+
 // chain puts blocks, each the next one's parent.
 func chain(t testing.TB, s *tiers.Store, ns block.Namespace, n, size int) (is []int) {
 	t.Helper()
@@ -376,7 +388,7 @@ func TestObjectFaults(t *testing.T) {
 	}
 	// Other tiers do not notice: blocks come and go as if there were no G4.
 	for i := 100; i < 160; i++ {
-		mustPut(t, s, ns, i, 1<<20, block.PutOptions{Durable: block.G3})
+		mustPutDown(t, s, ns, i, 1<<20, block.PutOptions{Durable: block.G3})
 	}
 	wantHit(t, s, ns, 159, 1<<20)
 	eventually(t, "the bucket is down", func() bool { return g4(s).Devices[0].State == block.Down })
@@ -421,7 +433,7 @@ func TestObjectPressure(t *testing.T) {
 			if i > 0 {
 				po.Parent, po.HasParent = hashOf(q*each+i-1), true
 			}
-			mustPut(t, s, ns, q*each+i, size, po)
+			mustPutDown(t, s, ns, q*each+i, size, po)
 		}
 	}
 	if n := b.count("blocks/"); n == 0 || g4(s).Payload/int64(n) < 256<<10 {
@@ -451,5 +463,77 @@ func TestObjectPressure(t *testing.T) {
 	}
 	mustDelete(t, s, ns, 1, 7)
 	wantMiss(t, s, ns, 7, block.MissAbsent)
+	wantEmpty(t, s)
+}
+
+// TestObjectDeleteAmidUpload: what is deleted while an object with it is on its way is not in
+// G4 afterwards, and no import finds it.
+func TestObjectDeleteAmidUpload(t *testing.T) {
+	b := newFakeBucket()
+	s := openStore(t, farOptions(t, b))
+	ns := space(t, s, "n", 1<<20)
+	mustPut(t, s, ns, 0, 5000, block.PutOptions{})
+	mustPut(t, s, ns, 1, 5000, block.PutOptions{Durable: block.G3})
+	sendDownG2(t, s, ns, 1)
+	var once sync.Once
+	b.fail(func(op, key string) error {
+		if op == "put" && strings.HasPrefix(key, "blocks/") {
+			once.Do(func() { mustDelete(t, s, ns, 1, 1) })
+		}
+		return nil
+	})
+	tiers.Evict(s, block.G3, tiers.HandleOf(s, keyOf(ns, 1)))
+	wantMiss(t, s, ns, 1, block.MissAbsent)
+	if n := imported(t, b); n != 0 {
+		t.Errorf("an import finds %d blocks", n)
+	}
+	eventually(t, "the object is removed", func() bool { return b.count("blocks/") == 0 })
+	wantEmpty(t, s)
+}
+
+// sendDownG2 has a block leave G2.
+func sendDownG2(t testing.TB, s *tiers.Store, ns block.Namespace, i int) {
+	t.Helper()
+	eventually(t, "the block has left g2", func() bool {
+		tiers.Evict(s, block.G2, tiers.HandleOf(s, keyOf(ns, i)))
+		return tiersOf(t, s, ns, i) == "g3"
+	})
+}
+
+// TestObjectsWithoutNVMe: blocks go from memory into the bucket, at a stop too.
+func TestObjectsWithoutNVMe(t *testing.T) {
+	b := newFakeBucket()
+	o := farOptions(t, b)
+	o.Slabs, o.NoSlabs = nil, true
+	s := openStore(t, o)
+	ns := space(t, s, "n", 1<<20)
+	const n, size = 40, 600_000
+	for i := range n {
+		mustPutDown(t, s, ns, i, size, block.PutOptions{})
+	}
+	res, err := s.Drain(within(t, time.Minute), nil)
+	if err != nil || res.Left != 0 || res.Kept == 0 {
+		t.Errorf("drain: %+v, %v", res, err)
+	}
+	s = reopen(t, s, o)
+	for i := range n {
+		wantHit(t, s, ns, i, size)
+	}
+	// Lent in place, they are read where they have come to.
+	loans, lease, err := s.Lend(t.Context(), ns.ID, hashLen, pack(hashOf(0), hashOf(99)), block.GetOptions{}, time.Minute, 0)
+	if err != nil || loans[0].Reason != block.Hit || !bytes.Equal(loans[0].Mem, payload(0, size)) || loans[1].Reason != block.MissAbsent {
+		t.Fatalf("lend: %v, %v, %v", loans[0].Reason, loans[1].Reason, err)
+	}
+	releaseLease(t, s, lease)
+	// An outage while the store is closed is no reason not to open it.
+	b.fail(func(string, string) error { return bucket.ErrNoAnswer })
+	s = reopen(t, s, o)
+	if st := g4(s).Devices[0]; st.State != block.Down {
+		t.Errorf("bucket is %+v", st)
+	}
+	wantMiss(t, s, ns, 5, block.MissUnavailable)
+	b.fail(nil)
+	eventually(t, "the bucket is back", func() bool { return g4(s).Devices[0].State == block.Healthy })
+	wantHit(t, s, ns, 5, size)
 	wantEmpty(t, s)
 }
