@@ -26,6 +26,8 @@ type fakeBucket struct {
 	// before, if not nil, comes ahead of each call, without the lock; what it fails with, the
 	// call fails with.
 	before func(op, key string) error
+	// spoiled is how many of the next reads of packed objects give wrong bytes.
+	spoiled int
 }
 
 func newFakeBucket() *fakeBucket {
@@ -59,11 +61,18 @@ func (b *fakeBucket) Get(ctx context.Context, key string, off int64, dst [][]byt
 	if !ok {
 		return fmt.Errorf("get %s: %w", key, xfer.ErrNotFound)
 	}
+	spoiled := b.spoiled > 0 && strings.HasPrefix(key, "blocks/")
+	if spoiled {
+		b.spoiled--
+	}
 	for _, d := range dst {
 		if off+int64(len(d)) > int64(len(o)) {
 			return fmt.Errorf("get %s: %w", key, xfer.ErrShort)
 		}
 		off += int64(copy(d, o[off:]))
+		if spoiled {
+			d[len(d)/2] ^= 1
+		}
 	}
 	return nil
 }
@@ -144,6 +153,13 @@ func (b *fakeBucket) damage(change func(o []byte)) {
 			change(o)
 		}
 	}
+}
+
+// spoil has the next n reads of packed objects give wrong bytes.
+func (b *fakeBucket) spoil(n int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.spoiled = n
 }
 
 // lose removes every packed object behind the store's back.
@@ -407,6 +423,20 @@ func TestObjectFaults(t *testing.T) {
 		t.Errorf("an import finds %d blocks, want %d", n, before-1)
 	}
 	wantHit(t, s, ns, 0, 5000)
+	// An answer that is spoiled on its way, or says that there is nothing, is asked for again.
+	b.spoil(1)
+	wantHit(t, s, ns, 2, 5000)
+	sendDown(t, s, ns, 2)
+	var once sync.Once
+	b.fail(func(op, key string) (err error) {
+		if op == "get" && strings.HasPrefix(key, "blocks/") {
+			once.Do(func() { err = xfer.ErrNotFound })
+		}
+		return err
+	})
+	wantHit(t, s, ns, 2, 5000)
+	sendDown(t, s, ns, 2)
+	b.fail(nil)
 	// A damaged object.
 	b.damage(func(o []byte) { o[300]++ })
 	wantMiss(t, s, ns, 2, block.MissCorrupt)

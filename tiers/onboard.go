@@ -265,27 +265,46 @@ func (o *objects) read(ctx context.Context, recs []*index.PackedRecord, payloads
 		parts = append(parts, heads[i*packed.HeaderBytes:][:packed.HeaderBytes], payloads[i])
 		n += packed.HeaderBytes + int64(recs[i].Len)
 	}
+	// What lies between may spoil an answer, or say that there is nothing: a block is not given
+	// up before it was asked for once more.
 	name := o.nameOf(&obj)
-	err = p.do(ctx, n, func(ctx context.Context) error { return p.Read(ctx, name, recs[0].Offset, parts) })
-	if ctx.Err() != nil {
-		return fail(fmt.Errorf("read from g4: %w", context.Cause(ctx)))
+	err = p.fetch(ctx, name, recs[0].Offset, n, parts)
+	if errors.Is(err, block.ErrNotFound) {
+		err = p.fetch(ctx, name, recs[0].Offset, n, parts)
 	}
-	gone := errors.Is(err, xfer.ErrNotFound) || errors.Is(err, xfer.ErrShort)
-	if err != nil && !gone {
-		return fail(fmt.Errorf("read from g4: %w: %w", block.ErrUnavailable, err))
+	if err != nil && !errors.Is(err, block.ErrNotFound) {
+		return fail(err)
 	}
 	o.bytesOut.Add(n)
 	for i, r := range recs {
-		if gone {
-			errs[i] = fmt.Errorf("read from g4: %w: %w", block.ErrNotFound, err)
-		} else {
+		if errs[i] = err; err == nil {
 			errs[i] = o.check(&obj, r, parts[2*i], parts[2*i+1])
 		}
-		if errs[i] != nil && !errors.Is(errs[i], ErrVersion) {
+		if errors.Is(errs[i], block.ErrCorrupt) {
+			if errs[i] = p.fetch(ctx, name, r.Offset, int64(r.Len), parts[2*i:2*i+2]); errs[i] == nil {
+				errs[i] = o.check(&obj, r, parts[2*i], parts[2*i+1])
+			}
+		}
+		if errors.Is(errs[i], block.ErrCorrupt) || errors.Is(errs[i], block.ErrNotFound) {
 			o.retire(r, errs[i])
 		}
 	}
 	return errs
+}
+
+// fetch reads n bytes of an object into parts, unverified. block.ErrNotFound when they are
+// not there.
+func (p *objectBucket) fetch(ctx context.Context, name packed.Name, off, n int64, parts [][]byte) error {
+	err := p.do(ctx, n, func(ctx context.Context) error { return p.Read(ctx, name, off, parts) })
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return fmt.Errorf("read from g4: %w", context.Cause(ctx))
+	case errors.Is(err, xfer.ErrNotFound), errors.Is(err, xfer.ErrShort):
+		return fmt.Errorf("read from g4: %w: %w", block.ErrNotFound, err)
+	}
+	return fmt.Errorf("read from g4: %w: %w", block.ErrUnavailable, err)
 }
 
 // check verifies a block of an object.
