@@ -33,6 +33,7 @@ type objects struct {
 	room    *uploadRoom
 	reap    chan struct{} // buffer of 1: there may be objects to remove
 
+	speed                   speed
 	blocks, payload         atomic.Int64
 	hits, bytesIn, bytesOut atomic.Int64
 
@@ -87,6 +88,7 @@ func (s *Store) openObjects(ctx context.Context) error {
 	o.mu.fetches, o.mu.leaving = map[block.Key]*fetch{}, map[block.Key]int{}
 	o.mu.packing, o.mu.underWay = map[block.Key]*objectBucket{}, map[uint64]struct{}{}
 	o.mu.owed = map[block.Key]*objectBucket{}
+	o.speed.first = firstDevice
 	o.ledger.init(s)
 	known, err := s.catalog.Buckets()
 	if err != nil {

@@ -268,10 +268,12 @@ func (o *objects) read(ctx context.Context, recs []*index.PackedRecord, payloads
 	// What lies between may spoil an answer, or say that there is nothing: a block is not given
 	// up before it was asked for once more.
 	name := o.nameOf(&obj)
+	read := o.speed.begin(n)
 	err = p.fetch(ctx, name, recs[0].Offset, n, parts)
 	if errors.Is(err, block.ErrNotFound) {
 		err = p.fetch(ctx, name, recs[0].Offset, n, parts)
 	}
+	read.end(err == nil)
 	if err != nil && !errors.Is(err, block.ErrNotFound) {
 		return fail(err)
 	}

@@ -41,6 +41,9 @@ func (s *Store) plan(ns *namespace, prefix []block.Found, o block.PlanOptions) (
 	for _, t := range s.tiers() {
 		sources[t.id] = t.speed.source(now)
 	}
+	if s.objects != nil {
+		sources[block.G4] = s.objects.speed.source(now)
+	}
 	return policy.Plan(runs, sources, int64(desc.TokensPerBlock), o), nil
 }
 
@@ -64,21 +67,19 @@ func (s *Store) planMatch(nsID block.NamespaceID, o block.MatchOptions, res *blo
 // getPlanned is a get that hands out what is worth loading of a prefix. The others that
 // are there are misses that say so, and no device is touched for them.
 func (s *Store) getPlanned(ctx context.Context, ns *namespace, nsID block.NamespaceID, hashLen int, want []block.Wanted, o block.GetOptions, use func(i int, p block.Payload) error) error {
-	var prefix []block.Found
-	now := nowUnix()
+	hashes := make([]byte, 0, len(want)*hashLen)
 	for i := range want {
-		_, e, ok := s.table.Lookup(block.Key{NS: nsID, Hash: want[i].Hash})
-		if !ok {
-			break
-		}
-		f := found(&e, now)
-		if f.State != block.Resident {
-			break
-		}
+		hashes = append(hashes, want[i].Hash[:hashLen]...)
+	}
+	var m block.MatchResult
+	if err := s.Match(ctx, nsID, hashLen, hashes, block.MatchOptions{Quiet: true}, &m); err != nil {
+		return fmt.Errorf("get: %w", err)
+	}
+	prefix := m.Blocks[:m.Prefix]
+	for i := range prefix {
 		if n := want[i].Length; n > 0 {
-			f.Len = uint32(min(n, int64(f.Len)))
+			prefix[i].Len = uint32(min(n, int64(prefix[i].Len)))
 		}
-		prefix = append(prefix, f)
 	}
 	p, err := s.plan(ns, prefix, *o.Plan)
 	if err != nil {
@@ -91,6 +92,8 @@ func (s *Store) getPlanned(ctx context.Context, ns *namespace, nsID block.Namesp
 			g := s.grip(k)
 			if g.h != 0 {
 				s.ungrip(&g)
+				g.reason = block.MissRecompute
+			} else if s.objects.found(k).State == block.Resident {
 				g.reason = block.MissRecompute
 			}
 			s.missed(k, g.reason)
