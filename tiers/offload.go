@@ -75,11 +75,18 @@ func (o *objects) lookAt(p *parcel) error {
 		return nil
 	}
 	p.parent, p.has = s.parentHash(&p.e)
-	r, why := o.find(block.Key{NS: p.e.NS, Hash: p.e.Hash})
+	k := block.Key{NS: p.e.NS, Hash: p.e.Hash}
+	r, why := o.find(k)
 	if why != block.Hit || r.Sum != p.e.Sum || r.Len != p.e.Len || r.Expires != int64(p.e.Expires) {
 		return nil
 	}
 	o.mark(p)
+	// Looked up again: who gives a block of G4 up takes the mark away, and may have done so
+	// before it was there.
+	if now, why := o.find(k); why != block.Hit || now.Object != r.Object || now.Offset != r.Offset {
+		s.table.Update(p.h, func(e *index.Entry) { e.Flags &^= flagPacked })
+		p.e.Flags &^= flagPacked
+	}
 	return nil
 }
 
@@ -283,7 +290,7 @@ func (o *objects) send(ctx context.Context, p *objectBucket, load []*parcel, pay
 	}
 	invariants.CrashAt("object-written")
 	o.bytesIn.Add(obj.Bytes)
-	if err := o.seat(ctx, ns, obj, members); err != nil {
+	if err := o.seat(ns, obj, members); err != nil {
 		return err
 	}
 	invariants.CrashAt("object-committed")
@@ -343,7 +350,7 @@ var errCleared = fmt.Errorf("%w: cleared meanwhile", block.ErrNotFound)
 
 // seat records the blocks of an object that is written, but for those that were deleted
 // meanwhile: the drop of a record that this makes is queued behind it.
-func (o *objects) seat(ctx context.Context, ns *namespace, obj *index.ObjectRecord, members []*parcel) error {
+func (o *objects) seat(ns *namespace, obj *index.ObjectRecord, members []*parcel) error {
 	var seated []*parcel
 	c := &change{
 		ns: []*namespace{ns},
@@ -379,7 +386,9 @@ func (o *objects) seat(ctx context.Context, ns *namespace, obj *index.ObjectReco
 			}
 		},
 	}
-	if err := o.ledger.do(ctx, c); err != nil {
+	// Not by the caller's time: the reaper may not see the object before its record says for
+	// good what lives in it.
+	if err := o.ledger.do(o.s.life, c); err != nil {
 		o.sweep()
 		return err
 	}

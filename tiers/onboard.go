@@ -343,7 +343,10 @@ func (o *objects) retire(r *index.PackedRecord, why error) {
 	}
 	rec, k := *r, r.Key
 	o.markLeaving([]block.Key{k})
-	s.table.UpdateKey(k, func(_ block.Handle, e *index.Entry) { e.Flags &^= flagPacked })
+	unmark := func() {
+		s.table.UpdateKey(k, func(_ block.Handle, e *index.Entry) { e.Flags &^= flagPacked })
+	}
+	unmark()
 	s.wg.Go(func() {
 		defer o.unmarkLeaving([]block.Key{k})
 		err := o.ledger.do(s.life, &change{
@@ -354,7 +357,11 @@ func (o *objects) retire(r *index.PackedRecord, why error) {
 				}
 				return v.drop(now)
 			},
-			applied: func() { o.told(&rec, block.Damaged); o.sweep() },
+			applied: func() {
+				unmark() // its upload may have marked it since
+				o.told(&rec, block.Damaged)
+				o.sweep()
+			},
 		})
 		if err != nil && s.life.Err() == nil {
 			s.log.Warn("record of a block that is lost stays", "key", k, "err", err)
