@@ -153,14 +153,22 @@ func TestFullDisk(t *testing.T) {
 }
 
 func TestRefusedWrite(t *testing.T) {
-	sealed, err := arena.New(1, &arena.Options{Memfd: true}) // cannot grow
+	const size = 2 << 20
+	// Of plain pages, whatever the host has: a file of huge ones takes no writes at all.
+	sealed, err := unix.MemfdCreate("sealed", unix.MFD_ALLOW_SEALING)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer sealed.Close()
+	defer unix.Close(sealed)
+	if err := unix.Ftruncate(sealed, size); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.FcntlInt(uintptr(sealed), unix.F_ADD_SEALS, unix.F_SEAL_GROW); err != nil {
+		t.Fatal(err)
+	}
 	forEngines(t, posix.Options{}, func(t *testing.T, r *rig) {
-		f := r.register(xfer.FILE, xfer.Desc{Meta: fmt.Sprintf("/proc/self/fd/%d", sealed.Fd(0))})
-		errs := r.move(t.Context(), xfer.Write, pair{f, 0, 4096, 0}, pair{f, 0, 8192, sealed.Size()})
+		f := r.register(xfer.FILE, xfer.Desc{Meta: fmt.Sprintf("/proc/self/fd/%d", sealed)})
+		errs := r.move(t.Context(), xfer.Write, pair{f, 0, 4096, 0}, pair{f, 0, 8192, size})
 		if errs[0] != nil || !errors.Is(errs[1], xfer.ErrShort) || !errors.Is(errs[1], unix.EPERM) {
 			t.Errorf("%v; want nothing, and ErrShort with EPERM", errs)
 		}

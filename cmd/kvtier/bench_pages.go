@@ -38,8 +38,18 @@ func (b *bench) reservePages(bytes int64) (reserved bool, giveBack func() error)
 		b.note("note: no huge pages for shared memory, so all is measured on small ones: %v", err)
 		return false, none
 	}
+	// The kernel may have set aside fewer. Only these go back: somebody else may have added
+	// some meanwhile.
+	after, err := readCount(hugePagesFile)
+	if err != nil {
+		after = before + want - free
+	}
 	giveBack = func() error {
-		if err := os.WriteFile(hugePagesFile, []byte(strconv.FormatInt(before, 10)), 0); err != nil {
+		now, err := readCount(hugePagesFile)
+		if err == nil {
+			err = os.WriteFile(hugePagesFile, []byte(strconv.FormatInt(max(0, now-(after-before)), 10)), 0)
+		}
+		if err != nil {
 			return fmt.Errorf("give huge pages back: %w", err)
 		}
 		return nil
