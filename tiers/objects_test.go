@@ -479,18 +479,22 @@ func TestObjectPressure(t *testing.T) {
 	for i := range each {
 		ids = append(ids, pack(hashOf(i))...)
 	}
-	before := b.asked("get")
-	if err := s.Prefetch(t.Context(), ns.ID, hashLen, ids, "", func(p block.Progress) error {
-		if p.Reason != block.Hit || p.Tier != block.G2 {
-			t.Errorf("prefetch %+v", p)
+	// Where G2 has no room, which is the evictor's, blocks come one by one.
+	eventually(t, "a prefetch reads a sequence by few requests", func() bool {
+		for i := range each {
+			sendDown(t, s, ns, i)
 		}
-		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
-	if asked := b.asked("get") - before; asked > each/2 {
-		t.Errorf("%d requests for %d blocks of a sequence", asked, each)
-	}
+		before := b.asked("get")
+		if err := s.Prefetch(t.Context(), ns.ID, hashLen, ids, "", func(p block.Progress) error {
+			if p.Reason != block.Hit || p.Tier != block.G2 {
+				t.Errorf("prefetch %+v", p)
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return b.asked("get")-before <= each/2
+	})
 	mustDelete(t, s, ns, 1, 7)
 	wantMiss(t, s, ns, 7, block.MissAbsent)
 	wantEmpty(t, s)
