@@ -11,7 +11,6 @@ import (
 // TestCurves: what the curves say of a tier is within a point of what a simulation of
 // the whole says, at capacities of which the sample is all, and of which it is not.
 func TestCurves(t *testing.T) {
-	t.Parallel()
 	for _, c := range []struct {
 		file   string
 		share  float64
@@ -24,7 +23,6 @@ func TestCurves(t *testing.T) {
 		{airline, 0.05, 300, "arc"},
 	} {
 		t.Run(fmt.Sprintf("%s %v", c.file, c.share), func(t *testing.T) {
-			t.Parallel()
 			w := load(t, c.file, c.limit)
 			checkCurves(t, w, int64(c.share*float64(w.Unique())), c.follow)
 		})
