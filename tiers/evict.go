@@ -172,13 +172,13 @@ func (v *evictor) mayLeave(h block.Handle) (ok bool) {
 // it would be lost with this copy, its grace is over and no child of it is left
 // anywhere.
 func (s *Store) mayLeave(t *tier, e *index.Entry) bool {
-	if e.Refs > 0 || !live(e, t.ix) || s.keeps(e, t.ix) {
-		return false
-	}
-	if live(e, 1-t.ix) || s.goesDown(t, e) {
-		return true // it is, or will be, elsewhere
-	}
-	return s.mayDrop(e)
+	// It is, or will be, elsewhere, or may be lost.
+	return s.idle(t, e) && (live(e, 1-t.ix) || s.goesDown(t, e) || s.mayDrop(e))
+}
+
+// idle reports whether nobody uses a block that a tier has, and nothing keeps it there.
+func (s *Store) idle(t *tier, e *index.Entry) bool {
+	return e.Refs == 0 && live(e, t.ix) && !s.keeps(e, t.ix)
 }
 
 // vacateTries is how many extents a round looks at that cannot be emptied.
@@ -398,10 +398,7 @@ func (s *Store) mayDrop(e *index.Entry) bool {
 
 // mayDropG3 reports whether the copy of a block in G3 may go now.
 func (s *Store) mayDropG3(e *index.Entry) bool {
-	if e.Refs > 0 || !live(e, ixG3) || s.keeps(e, ixG3) {
-		return false
-	}
-	return live(e, ixG2) || e.Flags&flagPacked != 0 || s.mayDrop(e)
+	return s.idle(s.g3, e) && (live(e, ixG2) || e.Flags&flagPacked != 0 || s.mayDrop(e))
 }
 
 // dropG3 evicts blocks from G3, those that may leave, and returns the bytes that

@@ -181,14 +181,11 @@ func (s *Store) serve(ctx context.Context, nsID block.NamespaceID, hashLen int, 
 	if g.h == 0 {
 		return miss(g.reason)
 	}
-	if w.Offset > int64(g.e.Len) || w.Length > int64(g.e.Len)-w.Offset {
-		return fmt.Errorf("get %s: %w: range %d:%d goes past the end at %d", w.Hash.Hex(hashLen), block.ErrInvalid, w.Offset, w.Length, g.e.Len)
+	n, err := lengthWanted(w, hashLen, g.e.Len)
+	if err != nil {
+		return err
 	}
 	p := block.Payload{Tier: block.G2, Total: g.e.Len, Sum: g.e.Sum}
-	n := w.Length
-	if n == 0 {
-		n = int64(g.e.Len) - w.Offset
-	}
 	inPieces := o.Pieces && n > pieceBytes
 	if g.far != nil {
 		p.Tier = block.G4
@@ -263,12 +260,9 @@ func (s *Store) serveFar(ctx context.Context, hashLen int, w *block.Wanted, g *g
 		return false, missOf(err), nil
 	}
 	r := &g.far.rec
-	n := w.Length
-	if w.Offset > int64(r.Len) || n > int64(r.Len)-w.Offset {
-		return false, block.Hit, fmt.Errorf("get %s: %w: range %d:%d goes past the end at %d", w.Hash.Hex(hashLen), block.ErrInvalid, w.Offset, n, r.Len)
-	}
-	if n == 0 {
-		n = int64(r.Len) - w.Offset
+	n, err := lengthWanted(w, hashLen, r.Len)
+	if err != nil {
+		return false, block.Hit, err
 	}
 	payload, giveBack, err := s.objects.stage(ctx, r)
 	if err != nil {
@@ -277,6 +271,18 @@ func (s *Store) serveFar(ctx context.Context, hashLen int, w *block.Wanted, g *g
 	defer giveBack()
 	s.countHit(block.G4, n)
 	return true, block.Hit, use(block.Payload{Tier: block.G4, Total: r.Len, Sum: r.Sum, Bytes: payload[w.Offset:][:n]})
+}
+
+// lengthWanted is how many bytes are wanted of a block of that length.
+func lengthWanted(w *block.Wanted, hashLen int, length uint32) (int64, error) {
+	rest := int64(length) - w.Offset
+	if rest < 0 || w.Length > rest {
+		return 0, fmt.Errorf("get %s: %w: range %d:%d goes past the end at %d", w.Hash.Hex(hashLen), block.ErrInvalid, w.Offset, w.Length, length)
+	}
+	if w.Length == 0 {
+		return rest, nil
+	}
+	return w.Length, nil
 }
 
 // countHit counts a hit in a tier, of n bytes.

@@ -159,19 +159,24 @@ func (v *view) write(b *index.Batch) {
 
 // object is the record of an object, nil when there is none.
 func (v *view) object(number uint64) (*index.ObjectRecord, error) {
-	if o, ok := v.objects[number]; ok {
-		return o, nil
+	return once(v.objects, number, func() (index.ObjectRecord, bool, error) { return v.catalog.GetObject(number) })
+}
+
+// once is the record of a key, nil when there is none: what is known of it, or else what the
+// catalog says, which is known then.
+func once[K comparable, R any](known map[K]*R, k K, get func() (R, bool, error)) (*R, error) {
+	if r, ok := known[k]; ok {
+		return r, nil
 	}
-	r, ok, err := v.catalog.GetObject(number)
+	r, ok, err := get()
 	if err != nil {
 		return nil, err
 	}
-	var o *index.ObjectRecord
+	known[k] = nil
 	if ok {
-		o = &r
+		known[k] = &r
 	}
-	v.objects[number] = o
-	return o, nil
+	return known[k], nil
 }
 
 func (v *view) putObject(o *index.ObjectRecord) {
@@ -187,19 +192,7 @@ func (v *view) dropObject(number uint64) {
 
 // block is the record of a block, nil when there is none.
 func (v *view) block(k block.Key, hashLen int) (*index.PackedRecord, error) {
-	if r, ok := v.packed[k]; ok {
-		return r, nil
-	}
-	r, ok, err := v.catalog.GetPacked(k, hashLen)
-	if err != nil {
-		return nil, err
-	}
-	var p *index.PackedRecord
-	if ok {
-		p = &r
-	}
-	v.packed[k] = p
-	return p, nil
+	return once(v.packed, k, func() (index.PackedRecord, bool, error) { return v.catalog.GetPacked(k, hashLen) })
 }
 
 // seat puts the record of a block in object o, in the place of an older one, and counts it.
