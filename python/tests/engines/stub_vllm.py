@@ -1,6 +1,6 @@
 """The parts of vLLM that a secondary tier touches, with the signatures of each version.
 
-Recorded from the packages 0.25.0, 0.26.0, 0.28.0, 0.30.0, 0.31.0, 0.32.0 and 0.33.0. Only
+Recorded from the packages 0.25.0, 0.26.0, 0.27.1, 0.28.0, 0.29.0, 0.30.0, 0.31.0, 0.32.0 and 0.33.0. Only
 what the tier could trip over: names of fields, parameters, abstract methods.
 """
 
@@ -17,7 +17,7 @@ import sys
 import types
 from types import SimpleNamespace
 
-VERSIONS = ("0.25", "0.26", "0.28", "0.30", "0.31", "0.32", "0.33")
+VERSIONS = ("0.25", "0.26", "0.27", "0.28", "0.29", "0.30", "0.31", "0.32", "0.33")
 
 _ABSTRACT = ("lookup", "submit_store", "submit_load", "get_finished_jobs", "on_new_request", "drain_jobs")
 
@@ -123,7 +123,7 @@ def spec(version, layers=("l0", "l1"), groups=1, **changes):
     )
     if version >= "0.28":
         config.replicated_layout = config.canonical_layout = False
-    if version >= "0.30":
+    if version >= "0.29":
         config.kv_cache_layout = fields["layout"]
     return SimpleNamespace(config=config)
 
