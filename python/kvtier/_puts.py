@@ -19,6 +19,8 @@ from ._transfer import Handle, Moved, keys_of
 
 # Bytes that one message commits, as a rule: the daemon hashes them while the next are copied.
 _WINDOW = 4 << 20
+# Bytes that the last one of several commits: while the daemon hashes those nothing is copied.
+_LAST_WINDOW = 1 << 20
 _AHEAD = 2  # such messages that are not answered while more is copied
 _SEND_AHEAD = 2 * wire.MAX_DATA  # bytes that are queued before they are sent
 
@@ -141,7 +143,7 @@ class _Put:
         self.idle = places
         regrant = conn.places.expected(self.h.id, len(self.views[at]))
         while self.idle:
-            some = self.idle[: self._window(at)]
+            some = self.idle[: self._window(at, last)]
             end = at + len(some)
             # What is sent may have to wait for somebody to read.
             with conn.leading(bool(self.waiting) and all([p.memory is not None for p in some])) as look:
@@ -163,13 +165,16 @@ class _Put:
             while self.waiting and (len(self.waiting) > _AHEAD or self.waiting[0].call.done):
                 self._settle()
 
-    def _window(self, at: int) -> int:
+    def _window(self, at: int, last: bool) -> int:
         """How many of the idle places one message commits."""
-        n, total = 1, len(self.views[at])
-        while n < len(self.idle) and total + len(self.views[at + n]) <= _WINDOW:
-            total += len(self.views[at + n])
-            n += 1
-        return len(self.idle) if self.options.durable == Tier.NVME else n
+        if self.options.durable == Tier.NVME:
+            return len(self.idle)
+        sizes = [len(v) for v in self.views[at : at + len(self.idle)]]
+        n = _fitting(sizes, _WINDOW)
+        if last and n == len(sizes):
+            # The end of what was in one message: some of it is left for another.
+            n -= _fitting(sizes[:0:-1], _LAST_WINDOW) if sum(sizes) > 2 * _LAST_WINDOW else 0
+        return n
 
     def _settle(self) -> None:
         """Waits for the oldest answer."""
@@ -207,6 +212,15 @@ class _Put:
                     pass  # the session has ended, which is told of already
                 continue
             finish(conn, w.places, None)
+
+
+def _fitting(sizes: Sequence[int], most: int) -> int:
+    """How many of the first sizes are together at most so many bytes, at least one."""
+    n, total = min(1, len(sizes)), sum(sizes[:1])
+    while n < len(sizes) and total + sizes[n] <= most:
+        total += sizes[n]
+        n += 1
+    return n
 
 
 def bring(

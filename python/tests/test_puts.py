@@ -46,6 +46,18 @@ def test_windows(ns, pool, monkeypatch):
     assert all(r.stored for r in ns.put(hashes(20, 2), blocks[:20], durable=True)) and len(sent) <= 2
 
 
+@pytest.mark.parametrize("n, want", [(1, [1]), (2, [2]), (3, [2, 1]), (8, [3, 3, 2]), (9, [3, 3, 2, 1])])
+def test_the_last_message_commits_little(ns, monkeypatch, n, want):
+    """While the daemon looks at that nothing is left to be copied."""
+    monkeypatch.setattr(_puts, "_LAST_WINDOW", 30_000)
+    sent = []
+    put = _wire.put
+    monkeypatch.setattr(_wire, "put", lambda keys, *more: sent.append(len(keys.hashes)) or put(keys, *more))
+    keys, blocks = hashes(n), [pattern(30_000, i) for i in range(n)]
+    assert all(r.stored for r in ns.put(keys, blocks)) and sent == want
+    assert_there(ns, keys, blocks)
+
+
 def test_results_are_their_keys(ns):
     """Whatever becomes of the others."""
     keys, blocks = hashes(30), blocks_of(30)
