@@ -5,7 +5,11 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -89,6 +93,38 @@ func FuzzRequest(f *testing.F) {
 			t.Fatalf("%s of %x made or dropped a namespace", m.Name(), body)
 		}
 	})
+}
+
+// TestRequestSeeds wants the seeds of FuzzRequest, which name methods by number, to be
+// requests of the methods that their files are named after, and one of each.
+func TestRequestSeeds(t *testing.T) {
+	dir := filepath.Join("testdata", "fuzz", "FuzzRequest")
+	files, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	seeded := make(map[string]bool)
+	for _, f := range files {
+		text, err := os.ReadFile(filepath.Join(dir, f.Name()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		line := strings.Split(string(text), "\n")[1]
+		number, err := strconv.Unquote(strings.TrimSuffix(strings.TrimPrefix(line, "byte("), ")"))
+		if err != nil || len([]rune(number)) != 1 {
+			t.Fatalf("%s: %q is no number of a method", f.Name(), line)
+		}
+		method := strings.ToLower(string(methods.Get(int([]rune(number)[0])).Name()))
+		if name, _, _ := strings.Cut(f.Name(), "_"); name != method {
+			t.Errorf("%s is a request of %s", f.Name(), method)
+		}
+		seeded[method] = true
+	}
+	for i := range methods.Len() {
+		if name := methods.Get(i).Name(); !seeded[strings.ToLower(string(name))] {
+			t.Errorf("no seed of %s", name)
+		}
+	}
 }
 
 // someBlocks fills a store: two namespaces with three blocks of 8, 16 and 24 bytes
