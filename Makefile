@@ -30,7 +30,7 @@ build: ## build bin/kvtier
 run: build ## a tour: daemon, real trace, every byte verified, restart
 	e2e/tour.sh bin/kvtier cmd/kvtier/testdata/conversation_small.jsonl.gz
 
-# KVTIER_REQUIRE names what this machine must have (io_uring, loop, root, versitygw, azurite, python, vllm): a
+# KVTIER_REQUIRE names what this machine must have (io_uring, loop, root, ipv6, cgroup, versitygw, azurite, python, vllm): a
 # test that misses it fails then. Without it the test is skipped, and the skip is
 # printed. Engines are tested on a machine without a person, and where vllm is named.
 with_engines := $(CI)$(findstring vllm,$(KVTIER_REQUIRE))

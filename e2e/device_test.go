@@ -12,6 +12,7 @@ import (
 
 	"github.com/kvtier/kvtier/api"
 	"github.com/kvtier/kvtier/index/block"
+	"github.com/kvtier/kvtier/internal/servers"
 )
 
 // tryGet reads blocks of stopBytes during a fault, and returns why each was
@@ -127,7 +128,7 @@ func TestReadOnly(t *testing.T) {
 	withoutRace(t)
 	dev := loopDevice(t, t.TempDir(), 384<<20)
 	if _, err := tool("mkfs.ext4", "-q", "-m", "0", dev); err != nil {
-		missing(t, "root", err)
+		servers.Missing(t, "root", err)
 	}
 	disk := mount(t, dev)
 	data := filepath.Join(disk, "data")
@@ -143,7 +144,7 @@ func TestReadOnly(t *testing.T) {
 
 	// A plain remount is refused while files are open for writing.
 	if _, err := tool("mount", "-o", "remount,abort", disk); err != nil {
-		missing(t, "root", err)
+		servers.Missing(t, "root", err)
 	}
 	acked := 0
 	for i := range 3 {

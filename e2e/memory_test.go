@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/kvtier/kvtier/index/block"
+	"github.com/kvtier/kvtier/internal/servers"
 )
 
 // memoryCgroup makes a cgroup, of version 2 or 1, whose processes may take limit
@@ -17,7 +18,7 @@ import (
 func memoryCgroup(t *testing.T, limit int64) (dir string) {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		missing(t, "root", "cgroups need it")
+		servers.Missing(t, "root", "cgroups need it")
 	}
 	root, file := "/sys/fs/cgroup", "memory.max"
 	if _, err := os.Stat(filepath.Join(root, "memory", "memory.limit_in_bytes")); err == nil {
@@ -25,14 +26,14 @@ func memoryCgroup(t *testing.T, limit int64) (dir string) {
 	}
 	dir, err := os.MkdirTemp(root, "kvtier-e2e-")
 	if err != nil {
-		missing(t, "cgroup", err)
+		servers.Missing(t, "cgroup", err)
 	}
 	t.Cleanup(func() {
 		// A process that was killed may be in it for a moment.
 		until(t, "the cgroup is empty", func() bool { return os.Remove(dir) == nil })
 	})
 	if err := os.WriteFile(filepath.Join(dir, file), []byte(strconv.FormatInt(limit, 10)), 0o600); err != nil {
-		missing(t, "cgroup", errors.Join(err, errors.New("no memory controller")))
+		servers.Missing(t, "cgroup", errors.Join(err, errors.New("no memory controller")))
 	}
 	return dir
 }

@@ -5,23 +5,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
-)
 
-// missing skips a test, or fails it when the environment says that what is
-// missing must be there.
-func missing(t *testing.T, name string, why any) {
-	t.Helper()
-	if slices.Contains(strings.Split(os.Getenv("KVTIER_REQUIRE"), ","), name) {
-		t.Fatalf("%s is required: %v", name, why)
-	}
-	t.Skipf("no %s: %v", name, why)
-}
+	"github.com/kvtier/kvtier/internal/servers"
+)
 
 // tool runs a program of the system as root.
 func tool(args ...string) (string, error) {
@@ -37,11 +28,11 @@ func tool(args ...string) (string, error) {
 func mount(t *testing.T, args ...string) (dir string) {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		missing(t, "root", "mounts need it")
+		servers.Missing(t, "root", "mounts need it")
 	}
 	dir = t.TempDir()
 	if _, err := tool(append(append([]string{"mount"}, args...), dir)...); err != nil {
-		missing(t, "root", err)
+		servers.Missing(t, "root", err)
 	}
 	t.Cleanup(func() {
 		err := unix.Unmount(dir, 0)
@@ -60,7 +51,7 @@ func mount(t *testing.T, args ...string) (dir string) {
 func loopDevice(t *testing.T, dir string, n int64) (dev string) {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		missing(t, "root", "loop devices need it")
+		servers.Missing(t, "root", "loop devices need it")
 	}
 	file := filepath.Join(dir, "disk")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
@@ -71,7 +62,7 @@ func loopDevice(t *testing.T, dir string, n int64) (dev string) {
 	}
 	dev, err := tool("losetup", "--find", "--show", file)
 	if err != nil {
-		missing(t, "loop", err)
+		servers.Missing(t, "loop", err)
 	}
 	t.Cleanup(func() {
 		if _, err := tool("losetup", "--detach", dev); err != nil {
@@ -87,7 +78,7 @@ func ext4(t *testing.T, n int64, features, options string) (dir string) {
 	t.Helper()
 	dev := loopDevice(t, t.TempDir(), n)
 	if _, err := tool("mkfs.ext4", "-q", "-m", "0", "-O", features, dev); err != nil {
-		missing(t, "root", err)
+		servers.Missing(t, "root", err)
 	}
 	return mount(t, "-o", options, dev)
 }

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvtier/kvtier/index/block"
+	"github.com/kvtier/kvtier/internal/servers"
 )
 
 const testSlabBytes = 4 << 20
@@ -528,27 +529,20 @@ func loopDevice(t *testing.T, bytes int64) string {
 	if err := f.Truncate(bytes); err != nil {
 		t.Fatal(err)
 	}
-	missing := func(err error) {
-		t.Helper()
-		if slices.Contains(strings.Split(os.Getenv("KVTIER_REQUIRE"), ","), "loop") {
-			t.Fatalf("loop devices are required: %v", err)
-		}
-		t.Skipf("needs loop devices (loop): %v", err)
-	}
 	ctl, err := os.OpenFile("/dev/loop-control", os.O_RDWR, 0)
 	if err != nil {
-		missing(err)
+		servers.Missing(t, "loop", err)
 	}
 	defer ctl.Close()
 	for range 16 { // another process may take the one that is free
 		n, err := unix.IoctlRetInt(int(ctl.Fd()), unix.LOOP_CTL_GET_FREE)
 		if err != nil {
-			missing(err)
+			servers.Missing(t, "loop", err)
 		}
 		name := fmt.Sprintf("/dev/loop%d", n)
 		dev, err := os.OpenFile(name, os.O_RDWR, 0)
 		if err != nil {
-			missing(err)
+			servers.Missing(t, "loop", err)
 		}
 		err = unix.IoctlSetInt(int(dev.Fd()), unix.LOOP_SET_FD, int(f.Fd()))
 		if errors.Is(err, unix.EBUSY) {
@@ -557,7 +551,7 @@ func loopDevice(t *testing.T, bytes int64) string {
 		}
 		if err != nil {
 			dev.Close()
-			missing(err)
+			servers.Missing(t, "loop", err)
 		}
 		t.Cleanup(func() {
 			if err := unix.IoctlSetInt(int(dev.Fd()), unix.LOOP_CLR_FD, 0); err != nil {
@@ -567,6 +561,6 @@ func loopDevice(t *testing.T, bytes int64) string {
 		})
 		return name
 	}
-	missing(errors.New("none stays free"))
+	servers.Missing(t, "loop", errors.New("none stays free"))
 	return ""
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/kvtier/kvtier/api/apitest/memstore"
 	"github.com/kvtier/kvtier/api/session"
 	"github.com/kvtier/kvtier/index/block"
+	"github.com/kvtier/kvtier/internal/servers"
 )
 
 // teams are identities by token, the test's own user among them when it is told to.
@@ -277,7 +278,7 @@ func TestAccessReadOnly(t *testing.T) {
 func dialAs(t *testing.T, uid int, path string) *client {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("needs root, to be another user")
+		servers.Missing(t, "root", "it takes that to be another user")
 	}
 	type result struct {
 		fd  int

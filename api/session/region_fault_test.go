@@ -15,6 +15,7 @@ import (
 	"github.com/kvtier/kvtier/api/apitest/memstore"
 	"github.com/kvtier/kvtier/api/session"
 	"github.com/kvtier/kvtier/index/block"
+	"github.com/kvtier/kvtier/internal/servers"
 )
 
 // TestRegionTruncated cuts regions short while they are copied to and from. The server
@@ -96,7 +97,7 @@ func TestRegionTruncated(t *testing.T) {
 func TestRegionFull(t *testing.T) {
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
-		t.Skipf("no file system can be mounted: %v", err)
+		servers.Missing(t, "root", err)
 	}
 	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
 	path := dir + "/region"

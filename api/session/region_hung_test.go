@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -15,26 +13,21 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvtier/kvtier/api/session"
+	"github.com/kvtier/kvtier/internal/servers"
 )
 
 // hungFS mounts a file system that answers nobody, until answer ends all calls of it
 // with an error.
 func hungFS(t *testing.T) (dir string, answer func()) {
 	t.Helper()
-	missing := func(why error) {
-		if slices.Contains(strings.Split(os.Getenv("KVTIER_REQUIRE"), ","), "root") {
-			t.Fatalf("root is required: %v", why)
-		}
-		t.Skipf("no file system that hangs can be mounted: %v", why)
-	}
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
-		missing(err)
+		servers.Missing(t, "root", err)
 	}
 	dir = t.TempDir()
 	if err := unix.Mount("fuse", dir, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fd)); err != nil {
 		_ = unix.Close(fd)
-		missing(err)
+		servers.Missing(t, "root", err)
 	}
 	answer = sync.OnceFunc(func() { _ = unix.Close(fd) })
 	t.Cleanup(func() {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/kvtier/kvtier/backends/posix"
 	"github.com/kvtier/kvtier/internal/arena"
+	"github.com/kvtier/kvtier/internal/servers"
 	"github.com/kvtier/kvtier/xfer"
 )
 
@@ -204,7 +205,7 @@ func TestDeletedFile(t *testing.T) {
 func TestAlignment(t *testing.T) {
 	probe, err := unix.Open(filepath.Join(t.TempDir(), "probe"), unix.O_RDWR|unix.O_CREAT|unix.O_DIRECT, 0o600)
 	if err != nil {
-		missing(t, "O_DIRECT", err)
+		servers.Missing(t, "O_DIRECT", err)
 	}
 	unix.Close(probe)
 	type ops struct{ n, bounced, buffered uint64 }

@@ -6,8 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
-	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -15,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvtier/kvtier/backends/posix"
+	"github.com/kvtier/kvtier/internal/servers"
 	"github.com/kvtier/kvtier/xfer"
 	"github.com/kvtier/kvtier/xfer/xfertest"
 )
@@ -23,21 +22,11 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var engines = []string{posix.EngineURing, posix.EngineGoroutines}
 
-// missing skips a test, or fails it when the environment says that what is
-// missing must be there.
-func missing(t testing.TB, name string, why any) {
-	t.Helper()
-	if slices.Contains(strings.Split(os.Getenv("KVTIER_REQUIRE"), ","), name) {
-		t.Fatalf("%s is required: %v", name, why)
-	}
-	t.Skipf("no %s: %v", name, why)
-}
-
 func newBackend(t testing.TB, o posix.Options) *posix.Backend {
 	t.Helper()
 	b, err := posix.New(&o)
 	if err != nil {
-		missing(t, o.Engine, err)
+		servers.Missing(t, o.Engine, err)
 	}
 	t.Cleanup(func() {
 		if err := b.Close(); err != nil {
@@ -134,7 +123,7 @@ func loopDevice(t testing.TB, size int64) xfertest.Memory {
 	}
 	out, err := exec.Command("losetup", "--find", "--show", "--direct-io=on", image).CombinedOutput()
 	if err != nil {
-		missing(t, "loop", fmt.Sprintf("losetup: %v: %s", err, bytes.TrimSpace(out)))
+		servers.Missing(t, "loop", fmt.Sprintf("losetup: %v: %s", err, bytes.TrimSpace(out)))
 	}
 	path := string(bytes.TrimSpace(out))
 	t.Cleanup(func() {
@@ -144,7 +133,7 @@ func loopDevice(t testing.TB, size int64) xfertest.Memory {
 	})
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
-		missing(t, "loop", err)
+		servers.Missing(t, "loop", err)
 	}
 	t.Cleanup(func() {
 		if err := f.Close(); err != nil {
@@ -159,7 +148,7 @@ func mount(t *testing.T, kind, options string) string {
 	t.Helper()
 	dir := t.TempDir()
 	if err := unix.Mount(kind, dir, kind, 0, options); err != nil {
-		missing(t, "mount", fmt.Sprintf("mount %s: %v", kind, err))
+		servers.Missing(t, "mount", fmt.Sprintf("mount %s: %v", kind, err))
 	}
 	t.Cleanup(func() {
 		if err := unix.Unmount(dir, 0); err != nil {

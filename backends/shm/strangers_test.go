@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvtier/kvtier/internal/arena"
+	"github.com/kvtier/kvtier/internal/servers"
 	"github.com/kvtier/kvtier/xfer"
 	"github.com/kvtier/kvtier/xfer/frame"
 )
@@ -283,7 +284,7 @@ func TestSilence(t *testing.T) {
 // the socket.
 func TestOtherUser(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("being another user needs root")
+		servers.Missing(t, "root", "it takes that to be another user")
 	}
 	d := newDuo(t)
 	socket := d.far.mu.socket

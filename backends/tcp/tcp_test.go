@@ -20,6 +20,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/kvtier/kvtier/internal/servers"
 	"github.com/kvtier/kvtier/xfer"
 	"github.com/kvtier/kvtier/xfer/xfertest"
 )
@@ -287,7 +288,7 @@ func TestAddresses(t *testing.T) {
 			if tt.name == "IPv6" {
 				l, err := net.Listen("tcp", "[::1]:0")
 				if err != nil {
-					t.Skipf("no IPv6: %v", err)
+					servers.Missing(t, "ipv6", err)
 				}
 				l.Close()
 			}

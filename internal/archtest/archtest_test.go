@@ -57,7 +57,7 @@ var commonTests = []string{"xfer/xfertest", "policy/policytest", "api/apitest", 
 // are leaves, cmd/kvtier knows everything.
 var table = map[string]may{
 	"index/block":         {},
-	"internal/arena":      {code: []string{xsys}},
+	"internal/arena":      {code: []string{xsys}, tests: []string{"internal/servers"}},
 	"internal/blocksum":   {code: []string{xxh3}},
 	"internal/invariants": {},
 
@@ -68,10 +68,10 @@ var table = map[string]may{
 
 	"backends": {code: []string{"xfer", "backends/mem", "backends/posix", "backends/shm", "backends/tcp"}},
 	// A backend imports xfer and what it drives, and never another backend.
-	"backends/tcp":   {code: []string{"xfer", "xfer/frame", "internal/arena"}, tests: []string{xsys}},
+	"backends/tcp":   {code: []string{"xfer", "xfer/frame", "internal/arena"}, tests: []string{"internal/servers", xsys}},
 	"backends/mem":   {code: []string{"xfer", "internal/arena"}},
-	"backends/posix": {code: []string{"xfer", "internal/arena", "internal/invariants", xsys}},
-	"backends/shm":   {code: []string{"xfer", "xfer/frame", "internal/arena", xsys}},
+	"backends/posix": {code: []string{"xfer", "internal/arena", "internal/invariants", xsys}, tests: []string{"internal/servers"}},
+	"backends/shm":   {code: []string{"xfer", "xfer/frame", "internal/arena", xsys}, tests: []string{"internal/servers"}},
 	// Objects: what is the same for all services, and for each an adapter of its SDK. An SDK
 	// is imported by its adapter alone.
 	"backends/object": {code: []string{"xfer", "internal/arena"}},
@@ -95,13 +95,13 @@ var table = map[string]may{
 		code: []string{"xfer", "index", "index/block", "policy", "tiers/bucket", "tiers/packed", "internal/arena", "internal/invariants", xxh3, xxhash, xsys},
 		// A store needs something that moves its bytes; its tests bring it, its code
 		// does not. They also bring file systems that crash, below the catalog.
-		tests: []string{"backends/mem", "backends/posix", pebble},
+		tests: []string{"backends/mem", "backends/posix", "internal/servers", pebble},
 	},
 
 	// The API serves an interface of its own, so it does not know tiers.
 	"api":                  {code: []string{"index/block", "api/access", "api/kvtierpb", "api/session", "internal/invariants", grpc, protobuf, xxh3, xsync}, tests: []string{"api/apitest/memstore"}},
 	"api/access":           {code: []string{"index/block"}},
-	"api/session":          {code: []string{"index/block", "api/access", "xfer/frame", "internal/arena", "internal/blocksum", xxh3, xsync, xsys}, tests: []string{"api/apitest/memstore"}},
+	"api/session":          {code: []string{"index/block", "api/access", "xfer/frame", "internal/arena", "internal/blocksum", xxh3, xsync, xsys}, tests: []string{"api/apitest/memstore", "internal/servers"}},
 	"api/kvtierpb":         {code: []string{grpc, protobuf}},
 	"api/apitest":          {code: []string{"api", "api/session", "index/block", grpc, xxh3}},
 	"api/apitest/memstore": {code: []string{"api", "index/block", xxh3, xsys}},

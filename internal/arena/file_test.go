@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvtier/kvtier/internal/arena"
+	"github.com/kvtier/kvtier/internal/servers"
 )
 
 func TestFileOf(t *testing.T) {
@@ -68,7 +69,7 @@ func TestPassedForReading(t *testing.T) {
 		t.Error("it is other memory")
 	}
 	if os.Geteuid() != 0 {
-		t.Skip("needs root, to be another user")
+		servers.Missing(t, "root", "it takes that to be another user")
 	}
 	path := fmt.Sprintf("/proc/self/fd/%d", fd)
 	again := make(chan error)

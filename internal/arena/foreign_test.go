@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kvtier/kvtier/internal/arena"
+	"github.com/kvtier/kvtier/internal/servers"
 )
 
 // foreign makes a memory file that nothing keeps from being cut short, and maps it.
@@ -236,7 +237,7 @@ func TestGuardPunched(t *testing.T) {
 func TestGuardFull(t *testing.T) {
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64k"); err != nil {
-		t.Skipf("no file system can be mounted: %v", err)
+		servers.Missing(t, "root", err)
 	}
 	defer func() {
 		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {

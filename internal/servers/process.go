@@ -50,14 +50,14 @@ func find(t testing.TB, name string) string {
 	}
 	path, err := exec.LookPath(name)
 	if err != nil {
-		missing(t, name, fmt.Sprintf("it is neither in .bin, where make tools installs it, nor in PATH: %v", err))
+		Missing(t, name, fmt.Sprintf("it is neither in .bin, where make tools installs it, nor in PATH: %v", err))
 	}
 	return path
 }
 
-// missing skips a test, or fails it when the environment says that what is missing must be
-// there.
-func missing(t testing.TB, name string, why any) {
+// Missing skips a test that the machine has not what for, or fails it when KVTIER_REQUIRE,
+// a list with commas between, names that.
+func Missing(t testing.TB, name string, why any) {
 	t.Helper()
 	if slices.Contains(strings.Split(os.Getenv("KVTIER_REQUIRE"), ","), name) {
 		t.Fatalf("%s is required: %v", name, why)
