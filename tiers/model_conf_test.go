@@ -60,7 +60,7 @@ func drawConf(seed uint64) modelConf {
 		{800, 300_000, 400_000, 500_000},
 		{1000, 2000, 4000, 9000, 17_000, 33_000, 66_000, 130_000, 260_000},
 	}[r.IntN(6)]
-	if len(c.slabs) > 0 && r.IntN(2) == 0 {
+	if len(c.slabs) > 0 && r.IntN(6) > 0 {
 		all := []xfertest.Fault{xfertest.Fail, xfertest.Short, xfertest.Stall, xfertest.Corrupt, xfertest.Down}
 		r.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 		c.kinds = all[:1+r.IntN(2)]
