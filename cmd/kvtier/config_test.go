@@ -184,6 +184,8 @@ func TestPrintConfigAbsolute(t *testing.T) {
 func FuzzConfig(f *testing.F) {
 	f.Add("data: /srv/kvtier\ndram: 4GiB\nnvme: [/a=1GiB, /b=2GiB]\nhigh: .9\n")
 	f.Add("data: \"a\\nb: c\"\ntoken-file: '# x'\n")
+	f.Add("policy: [g2=arc, g3=switch]\nprefill: ['llama-*=33us,0.4', '*=1ms']\nwrite-budget: 2TB\n")
+	f.Add("object: ['s3://bucket/a?endpoint=http://127.0.0.1:1&path_style=true', 'azure://container']\ncluster: one\n")
 	f.Add("dram: 0x10\nlisten: []\nhigh: 1e-1\ninsecure: true\n")
 	f.Fuzz(func(t *testing.T, in string) {
 		_, fs := newServeFlags(t)

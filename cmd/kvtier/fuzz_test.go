@@ -6,12 +6,15 @@ import (
 	"math"
 	"net"
 	"os"
+	"path"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/kvtier/kvtier/index/block"
+	"github.com/kvtier/kvtier/policy"
 )
 
 // wantUsage wants the error of a bad command line, which names what is bad.
@@ -218,6 +221,50 @@ func FuzzSlab(f *testing.F) {
 		}
 		if again, err := parseSlab(sl.path + "=" + formatSize(sl.bytes)); err != nil || again != sl {
 			t.Fatalf("%q is %+v, read again %+v, %v", s, sl, again, err)
+		}
+	})
+}
+
+// FuzzPrefill: a prefill cost that is accepted is more than nothing, for a glob that can
+// be matched, and can be written and read again.
+func FuzzPrefill(f *testing.F) {
+	for _, s := range []string{
+		"*=33us", "llama-*=33us,0.4", "a=b=1ms,1e3", "=1us", "a=", "a=0", "a=0,0", "a=-1us", "a=1us,", "a=1us,NaN", "a=1us,-Inf", "a=1us,1e308", "[=1us", "a=9999999h", "1us",
+	} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		n, err := parseNamedPrefill(s)
+		if err != nil {
+			if !strings.Contains(err.Error(), "prefill") {
+				t.Fatalf("%v does not say what %q was to be", err, s)
+			}
+			return
+		}
+		if _, err := path.Match(n.glob, "name"); err != nil || n.cost.Check() != nil || n.cost == (block.Prefill{}) {
+			t.Fatalf("%q is %+v, %v", s, n, err)
+		}
+		if again, err := parseNamedPrefill(n.glob + "=" + (&prefillValue{&n.cost}).String()); err != nil || again != n {
+			t.Fatalf("%q is %+v, read again %+v, %v", s, n, again, err)
+		}
+	})
+}
+
+// FuzzTierPolicy: what is accepted names a policy, of a tier that can have one, or of all.
+func FuzzTierPolicy(f *testing.F) {
+	for _, s := range []string{"switch", "g2=arc", "g3=lru-leaf", "g4=arc", "none=arc", "=arc", "g2=", "g2=g3=arc", "", "ARC"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		id, name, err := parseTierPolicy(s)
+		if err != nil {
+			return
+		}
+		if !slices.Contains(policy.Names(), name) || id != block.NoTier && id != block.G2 && id != block.G3 {
+			t.Fatalf("%q is policy %q of %v", s, name, id)
+		}
+		if id == block.NoTier && s != name || id != block.NoTier && !strings.HasSuffix(s, "="+name) {
+			t.Fatalf("%q is policy %q of %v", s, name, id)
 		}
 	})
 }
