@@ -23,7 +23,9 @@ func remoteHarness(o func() Options) xfertest.RemoteHarness {
 }
 
 func TestConformance(t *testing.T) {
-	xfertest.RunRemote(t, remoteHarness(func() Options { return Options{} }))
+	h := remoteHarness(func() Options { return Options{} })
+	h.Several = true
+	xfertest.RunRemote(t, h)
 }
 
 // TestConformanceTLS runs the narrow suite over TLS, and with room for one call on each

@@ -106,6 +106,10 @@ func (p *party) handle(c call) (a answer) {
 		}
 	case "expect":
 		a, err = p.expect(ctx, c)
+	case "collect":
+		a, err = p.collect(ctx, c)
+	case "carried":
+		a.Count = carriers(c.N)
 	case "take":
 		a, err = p.take(ctx, c)
 	case "idle":
@@ -178,7 +182,8 @@ func (p *party) list(off, n int64) xfer.DescList {
 }
 
 // run moves pieces between the party's memory and that of its peer, which begins
-// at Data, Count times or, when that is 0, until an error.
+// at Data, Count times or, when that is 0, until an error; when Flag is set with a
+// notification each time.
 func (p *party) run(ctx context.Context, c call) (n int, err error) {
 	var far xfer.Desc
 	if _, err := fmt.Sscan(string(c.Data), &far.Addr, &far.Dev); err != nil {
@@ -191,7 +196,11 @@ func (p *party) run(ctx context.Context, c call) (n int, err error) {
 		local.Descs = append(local.Descs, d)
 		remote.Descs = append(remote.Descs, xfer.Desc{Addr: far.Addr + guardBytes + uint64(q[1]), Len: uint64(q[2]), Dev: far.Dev})
 	}
-	r, err := p.current().NewRequest(c.Op, local, remote, &xfer.RequestOptions{Peer: c.Name})
+	o := xfer.RequestOptions{Peer: c.Name}
+	if c.Flag {
+		o.Notify = []byte("done")
+	}
+	r, err := p.current().NewRequest(c.Op, local, remote, &o)
 	if err != nil {
 		return 0, err
 	}

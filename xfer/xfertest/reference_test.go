@@ -157,7 +157,19 @@ func (b *reference) Release(xfer.Prepared) {}
 
 func (b *reference) Transfer(ctx context.Context, p xfer.Prepared, done func(int, error)) error {
 	t := p.(*refTransfer)
+	if n := len(t.pieces) / 2; n > 0 && b.fault == "notifies when the first connection is done" {
+		// The other half goes over another one, which is slower.
+		slow := &refTransfer{t.op, t.peer, t.local[n:], t.pieces[n:]}
+		defer b.wg.Go(func() { _, _ = b.transfer(context.WithoutCancel(ctx), slow) })
+		for i := range slow.pieces {
+			done(n+i, nil)
+		}
+		t = &refTransfer{t.op, t.peer, t.local[:n], t.pieces[:n]}
+	}
 	refused, err := b.transfer(ctx, t)
+	if b.fault == "takes a lost connection for the end" && errors.Is(err, xfer.ErrDisconnected) {
+		refused, err = make([]bool, len(t.pieces)), nil
+	}
 	for i := range t.pieces {
 		switch {
 		case err != nil:

@@ -46,6 +46,10 @@ type RemoteHarness struct {
 	// MaxBytes bounds the memory that a test moves at once (8 MiB when 0).
 	MaxBytes int64
 
+	// Several says that the bytes of a large request go over several TCP connections,
+	// and has the suite make sure of it.
+	Several bool
+
 	// Narrow says that another harness of the same backend has all the cases, and that
 	// this one differs in how bytes move and how that breaks off: only those cases run,
 	// with the peer in a process of its own. With KVTIER_SOAK=1 all do.
@@ -128,6 +132,10 @@ func RunRemote(t *testing.T, h RemoteHarness) {
 		}
 		if !h.narrow() {
 			t.Run("killed with a full queue", func(t *testing.T) { testKilledFullQueue(t, h) })
+			for _, op := range ops {
+				t.Run("notification cut off/"+op.String(), func(t *testing.T) { testNotifyCut(t, h, op) })
+			}
+			t.Run("notifier killed", func(t *testing.T) { testNotifierKilled(t, h) })
 			t.Run("flat", func(t *testing.T) { testFlat(t, h) })
 		}
 	})

@@ -37,7 +37,13 @@ var remoteFaults = map[string]string{
 	"lands late":              "two processes/cut/write",
 	"ignores its context":     "two processes/stopped/read",
 	"leaves connections open": "two processes/flat",
+
+	"notifies when the first connection is done": wideIn + "/notification with a request/write",
+	"takes a lost connection for the end":        "two processes/notification cut off/write",
 }
+
+// wideIn is where the wide cases run when there is little time.
+var wideIn = map[bool]string{true: "one process", false: "two processes"}[raceEnabled]
 
 // TestRemoteBroken runs the suite over a broken backend, for
 // TestSuiteFindsRemoteFaults.

@@ -95,62 +95,6 @@ func firstDifference(a, b []byte) int {
 	return min(len(a), len(b))
 }
 
-// testNotifyWithRequest: a request's notification arrives once for each post that
-// succeeded, when all the bytes of the request are where they belong, and not at
-// all when the request failed.
-func testNotifyWithRequest(t *testing.T, h RemoteHarness, op xfer.Op) {
-	rounds := rounds(100, 30, 10)
-	d := newDuo(t, h, 1<<20)
-	pieces := d.blocks(64, 16<<10)
-	local, remote := d.lists(op, pieces)
-	r, err := d.agent.NewRequest(op, local, remote, &xfer.RequestOptions{Peer: farName, Notify: []byte("yours")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for round := range rounds {
-		d.fill(d.source(op))
-		arrived := d.peer.start(call{Verb: "expect", Pieces: farPieces(pieces)})
-		if err := r.Post(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		got := <-arrived
-		if got.error != nil || string(got.Info) != "yours" || got.Peer != d.me {
-			t.Fatalf("round %d: %q by %s, %v", round, got.Info, got.Peer, got.error)
-		}
-		d.moved(op, pieces...)
-		if op == xfer.Read {
-			// The peer may use its memory for something else now.
-			d.fill(&d.remote)
-		} else {
-			for i, at := 0, int64(0); i < len(pieces); i++ {
-				p := pieces[i]
-				if !bytes.Equal(got.Data[at:at+p.n], d.remote.at(p.remote, p.n)) {
-					t.Fatalf("round %d: the notification is there, and piece %d is not", round, i)
-				}
-				at += p.n
-			}
-		}
-		d.check()
-		if err := r.Wait(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-	}
-	ended, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := r.Run(ended); !errors.Is(err, xfer.ErrCanceled) {
-		t.Errorf("run with an ended context: %v", err)
-	}
-	if err := r.Release(); err != nil {
-		t.Error(err)
-	}
-	if err := d.agent.Notify(t.Context(), farName, []byte("last"), nil); err != nil {
-		t.Fatal(err)
-	}
-	if a := d.peer.must(call{Verb: "take", Data: []byte("last")}); len(a.Msgs) != 0 {
-		t.Errorf("%d notifications more than posts: %q", len(a.Msgs), a.Msgs)
-	}
-}
-
 // testNotifications: notifications alone arrive once each, whole, and in order
 // where they do not overlap.
 func testNotifications(t *testing.T, h RemoteHarness) {
