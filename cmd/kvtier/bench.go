@@ -167,8 +167,8 @@ without it. It makes and removes a prefix of its own below the one that is given
 Targets tcp, shm, store and attach run a second process. Shared memory needs huge pages to
 be measured at its best: as root, bench sets aside as many as it needs and gives
 them back at its end; where it cannot it says so, and measures figure and limit on
-small ones. restart.1M and memory.resident are measured once and take about 10 GB
-of disk. memory.resident is taken from two daemons that have just recovered:
+the pages that shared memory has without. restart.1M and memory.resident are
+measured once and take about 10 GB of disk. memory.resident is taken from two daemons that have just recovered:
 resident memory after a garbage collection, less heap that is free, Pebble's memory
 tables and its cache (which are fixed by their options), and less what the eviction
 policy keeps of as many blocks, which is measured apart.`,

@@ -39,14 +39,7 @@ func benchAttach(ctx context.Context, b *bench) (err error) {
 	total := int64(b.blocks) * int64(b.payload)
 	room := roomFor(b.blocks, b.payload)
 	huge, giveBack := b.reservePages(room + total + 16<<20)
-	if !huge {
-		// Else the daemon would take those that there are, and the limit would not.
-		if err := giveBack(); err != nil {
-			return err
-		}
-	} else {
-		defer func() { err = errors.Join(err, giveBack()) }()
-	}
+	defer func() { err = errors.Join(err, giveBack()) }()
 	a := &attachBench{bench: b}
 	defer func() { err = errors.Join(err, a.close()) }()
 	if a.store, err = arena.New(total, &arena.Options{Memfd: true, NoHugePages: !huge}); err != nil {
@@ -117,7 +110,7 @@ func (a *attachBench) start(ctx context.Context, room int64) error {
 		return err
 	}
 	a.ns.HashLen = benchHashBytes
-	return nil
+	return a.checkPages(ctx, a.admin, a.store)
 }
 
 // fileOf is the file of an arena in one chunk, opened again.

@@ -14,7 +14,7 @@ import (
 
 // The bare loop is the limit of everything that goes over a socket: a request of 24
 // bytes, and what it asks for, without a store, a checksum or a second request under
-// way. Its memory is on huge pages where the host has them.
+// way. Its memory is on the same pages as that of what is measured.
 
 // loopBytes is the size of a request and of the answer's head.
 const loopBytes = 24
@@ -29,6 +29,7 @@ const (
 // loopServer is the server of the bare loop, in a process of its own.
 type loopServer struct {
 	mem  *arena.Arena
+	huge bool     // whether the buffer for what is read from disk takes huge pages
 	file *os.File // nil without one
 }
 
@@ -55,7 +56,7 @@ func (s *loopServer) serve(l net.Listener) error {
 // from disk.
 func (s *loopServer) answer(c net.Conn) error {
 	head := make([]byte, loopBytes)
-	buf, err := arena.New(loopDiskBytes, nil)
+	buf, err := arena.New(loopDiskBytes, &arena.Options{NoHugePages: !s.huge})
 	if err != nil {
 		return err
 	}

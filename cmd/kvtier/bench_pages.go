@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -10,6 +11,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kvtier/kvtier/api"
+	"github.com/kvtier/kvtier/internal/arena"
 )
 
 // hugePagesFile is where Linux keeps how many huge pages are set aside.
@@ -17,26 +21,24 @@ const hugePagesFile = "/proc/sys/vm/nr_hugepages"
 
 // reservePages has the kernel set aside huge pages for so many bytes of memory that
 // processes share, until the returned function gives them back. Where that cannot be
-// it says so: then everything that is measured is on small pages, the limit as well.
-func (b *bench) reservePages(bytes int64) (reserved bool, giveBack func() error) {
+// it says so: then everything that is measured is on the pages that shared memory has
+// without, the limit as well. huge says whether these are huge ones.
+func (b *bench) reservePages(bytes int64) (huge bool, giveBack func() error) {
 	none := func() error { return nil }
 	before, err := readCount(hugePagesFile)
 	if err != nil {
-		b.note("note: no huge pages for shared memory: %v", err)
-		return false, none
+		return b.unreserved(err), none
 	}
 	free, err := freeHugePages(os.DirFS("/"))
 	if err != nil {
-		b.note("note: no huge pages for shared memory: %v", err)
-		return false, none
+		return b.unreserved(err), none
 	}
 	want := (bytes + hugePage - 1) / hugePage
 	if free >= want {
 		return true, none
 	}
 	if err := os.WriteFile(hugePagesFile, []byte(strconv.FormatInt(before+want-free, 10)), 0); err != nil {
-		b.note("note: no huge pages for shared memory, so all is measured on small ones: %v", err)
-		return false, none
+		return b.unreserved(err), none
 	}
 	// The kernel may have set aside fewer. Only these go back: somebody else may have added
 	// some meanwhile.
@@ -55,10 +57,49 @@ func (b *bench) reservePages(bytes int64) (reserved bool, giveBack func() error)
 		return nil
 	}
 	if free, err = freeHugePages(os.DirFS("/")); err != nil || free < want {
-		b.note("note: only %d of %d huge pages could be set aside for shared memory, so all is measured on small ones", free, want)
-		return false, giveBack
+		// Else the daemon would take those that there are, and the limit would not.
+		err = errors.Join(fmt.Errorf("only %d of %d could be set aside", free, want), err, giveBack())
+		return b.unreserved(err), none
 	}
 	return true, giveBack
+}
+
+// unreserved tells that no huge pages are set aside, and why, and on which pages
+// shared memory is then.
+func (b *bench) unreserved(why error) (huge bool) {
+	kind := "small"
+	trial, err := arena.New(arena.HugeBytes, &arena.Options{Memfd: true, Reserved: arena.ReservedNever})
+	if err == nil {
+		if huge = trial.Obtained().PageBytes >= arena.HugeBytes; huge {
+			kind = "huge"
+		}
+		err = trial.Close()
+	}
+	b.note("note: no huge pages are set aside for shared memory, so all is measured on the pages that it has without, %s ones: %v", kind, errors.Join(why, err))
+	return huge
+}
+
+// checkPages tells when a daemon's memory is on other pages than the limit's.
+func (b *bench) checkPages(ctx context.Context, admin *api.Client, limit *arena.Arena) error {
+	var got int64
+	for range settleTries { // until it is populated
+		st, err := admin.Stats(ctx)
+		if err != nil {
+			return err
+		}
+		if got = st.Tiers[0].Devices[0].PageBytes; got > 0 {
+			break
+		}
+		select {
+		case <-time.After(settleEvery):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	if want := limit.Obtained().PageBytes; got != want {
+		b.note("note: the daemon's memory is on pages of %s, the limit's on pages of %s: the ratios are off", formatSizeShort(got), formatSizeShort(want))
+	}
+	return nil
 }
 
 // hugePage is the size of a huge page.

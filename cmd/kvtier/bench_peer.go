@@ -55,7 +55,7 @@ func newBenchPeerCmd() *cobra.Command {
 func runLoopPeer(ctx context.Context, bytes int64, huge bool, file, socket string, stdin io.Reader, stdout io.Writer) (err error) {
 	var all closers
 	defer func() { err = errors.Join(err, all.close()) }()
-	s := &loopServer{}
+	s := &loopServer{huge: huge}
 	if s.mem, err = arena.New(bytes, &arena.Options{NoHugePages: !huge}); err != nil {
 		return err
 	}

@@ -109,7 +109,7 @@ func (s *sessionBench) start(ctx context.Context, dir string, args ...string) er
 	}
 	s.daemon, err = startBenchDaemon(ctx, self, append([]string{
 		"--data", filepath.Join(dir, "data"), "--listen", "127.0.0.1:0",
-		"--xfer", addr, "--socket", socket, "--log-level", "warn",
+		"--xfer", addr, "--socket", socket, "--shared-memory", "on", "--log-level", "warn",
 	}, args...)...)
 	if err != nil {
 		return err
@@ -136,7 +136,10 @@ func (s *sessionBench) start(ctx context.Context, dir string, args ...string) er
 		return err
 	}
 	s.add(s.local.Close)
-	return nil
+	if !s.local.Shared() {
+		return errors.New("the daemon does not share its memory over the unix socket")
+	}
+	return s.checkPages(ctx, s.admin, s.mem)
 }
 
 // startLoop starts the bare loop and connects to it.
@@ -202,7 +205,7 @@ func (b *bench) sizes() []sized {
 // compareMemory measures what lies in DRAM.
 func (s *sessionBench) compareMemory(ctx context.Context) error {
 	room := roomFor(s.blocks, s.payload) * 3
-	if err := s.start(ctx, s.dir, "--dram", fmt.Sprint(room), "--nvme", noNVMe, "--shared-memory", s.sharing()); err != nil {
+	if err := s.start(ctx, s.dir, "--dram", fmt.Sprint(room), "--nvme", noNVMe); err != nil {
 		return err
 	}
 	if err := s.startLoop(ctx, ""); err != nil {
@@ -239,14 +242,6 @@ func (s *sessionBench) compareMemory(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// sharing is how the daemon is to have its memory.
-func (s *sessionBench) sharing() string {
-	if s.huge {
-		return "on"
-	}
-	return "auto"
 }
 
 // compareSingle measures what is measured for 1 MiB over one connection only.
@@ -306,12 +301,17 @@ func (s *sessionBench) remove(ctx context.Context, keys []block.Hash) error {
 }
 
 func (s *sessionBench) put(n int, size sized, conns int) pass {
+	timed := size.name == "1MiB" && conns == 1
+	passes := 0
 	return func(ctx context.Context) (float64, error) {
 		keys := s.newKeys(n)
+		if passes++; timed && passes <= s.warmups+1 {
+			s.puts = s.puts[:0] // those of warm-ups do not count
+		}
 		took, err := spread(ctx, n, conns, func(ctx context.Context, conn, i int) error {
 			begin := time.Now()
 			err := s.putOne(ctx, s.sessions[conn], keys[i], s.piece(i, size.bytes), block.G2)
-			if size.name == "1MiB" && conns == 1 {
+			if timed {
 				s.puts = append(s.puts, time.Since(begin))
 			}
 			return err
@@ -403,7 +403,7 @@ func (s *sessionBench) compareDisk(ctx context.Context) error {
 		return err
 	}
 	slabPath := s.slabPath("sessions")
-	args := []string{"--dram", fmt.Sprint(room), "--nvme", fmt.Sprintf("%s=%d", slabPath, 2*room), "--shared-memory", s.sharing()}
+	args := []string{"--dram", fmt.Sprint(room), "--nvme", fmt.Sprintf("%s=%d", slabPath, 2*room)}
 	// The store that made the slab knows it: the daemon takes over its directory.
 	if err := os.Rename(filepath.Join(s.dir, "sessions"), filepath.Join(dir, "data")); err != nil {
 		return err
