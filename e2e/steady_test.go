@@ -38,40 +38,42 @@ var (
 	heapInUse      = regexp.MustCompile(`# HeapInuse = (\d+)`)
 )
 
-// measure asks the kernel and the daemon itself. The heap is collected first.
-func measure(t *testing.T, d *daemon) (f footprint) {
+// number is what a page of the daemon's monitor says.
+func number(t *testing.T, d *daemon, path string, re *regexp.Regexp) int64 {
 	t.Helper()
 	m := metricsAddr.FindStringSubmatch(d.stderr.String())
 	if m == nil {
 		t.Fatalf("the daemon does not say where its metrics are:\n%s", d.stderr)
 	}
-	number := func(path string, re *regexp.Regexp) int64 {
-		t.Helper()
-		req, err := http.NewRequestWithContext(timeout(t), http.MethodGet, "http://"+m[1]+path, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		res, err := http.DefaultClient.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer res.Body.Close()
-		text, err := io.ReadAll(res.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
-		found := re.FindSubmatch(text)
-		if found == nil {
-			t.Fatalf("%s says no %v: %.500s", path, re, text)
-		}
-		n, err := strconv.ParseInt(string(found[1]), 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return n
+	req, err := http.NewRequestWithContext(timeout(t), http.MethodGet, "http://"+m[1]+path, nil)
+	if err != nil {
+		t.Fatal(err)
 	}
-	f.heap = number("/debug/pprof/heap?gc=1&debug=1", heapInUse)
-	f.goroutines = number("/debug/pprof/goroutine?debug=1", goroutineCount)
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := re.FindSubmatch(text)
+	if found == nil {
+		t.Fatalf("%s says no %v: %.500s", path, re, text)
+	}
+	n, err := strconv.ParseInt(string(found[1]), 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// measure asks the kernel and the daemon itself. The heap is collected first.
+func measure(t *testing.T, d *daemon) (f footprint) {
+	t.Helper()
+	f.heap = number(t, d, "/debug/pprof/heap?gc=1&debug=1", heapInUse)
+	f.goroutines = number(t, d, "/debug/pprof/goroutine?debug=1", goroutineCount)
 	proc := filepath.Join("/proc", strconv.Itoa(d.cmd.Process.Pid))
 	fds, err := os.ReadDir(filepath.Join(proc, "fd"))
 	if err != nil {
