@@ -141,6 +141,8 @@ func examples() []example {
 		msg("cancel", session.CodeCancel, 12, nil),
 		msg("revoke", session.CodeRevoke, 0, &session.RevokeMessage{Grants: []uint64{0xa3}}),
 		msg("failed", session.CodeFailed, 12, &session.FailedMessage{Status: session.StatusCanceled, Text: "canceled"}),
+		{name: "ping", header: frame.Header{Type: frame.Ping, ID: 7}},
+		{name: "pong", header: frame.Header{Type: frame.Pong, ID: 7}},
 		{name: "bye", header: frame.Header{Type: frame.Bye}, bytes: []byte("the server is closing")},
 	}
 }

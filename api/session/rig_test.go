@@ -112,8 +112,8 @@ func (r *rig) quiet() {
 	}
 }
 
-// client is a client as somebody would write it from docs/protocol.md: what it
-// sends and receives is in order, and nothing runs beside it.
+// client is a client by the package's codec: what it sends and receives is in order,
+// and nothing runs beside it.
 type client struct {
 	t       testing.TB
 	c       net.Conn

@@ -1,7 +1,8 @@
 // Package frame carries framed messages and bytes over a stream: a TCP or TLS
 // connection, or a unix socket. It is what the tcp and shm backends and the
 // sessions of the store have in common, so that their messages pass between each
-// other's data. docs/protocol.md describes it byte by byte.
+// other's data. docs/protocol.md describes, byte by byte, the header and the frames that
+// sessions use; types 7 to 10, and what payloads of theirs mean, are the backends'.
 //
 // A frame is a header of 32 bytes and a payload whose length the header gives, so
 // that a reader never loses its place: what it does not want it skips. Data frames

@@ -11,8 +11,8 @@ import (
 	"github.com/kvtier/kvtier/xfer/frame"
 )
 
-// golden is the frames whose bytes are in testdata/headers.txt, which
-// docs/protocol.md quotes.
+// golden is one frame of each type, whose bytes are in testdata/headers.txt. The frames
+// that docs/protocol.md shows are those of api/session/testdata/golden.
 var golden = []struct {
 	name    string
 	h       frame.Header
