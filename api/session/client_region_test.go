@@ -168,6 +168,22 @@ func inPieces(p []byte, use func(i int, p block.Payload) error, between func(at 
 // TestRegionCancel cancels a get in the middle of a block: it returns when the server
 // has stopped, and no byte of the region changes after that.
 func TestRegionCancel(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		want error
+		ctx  func(parent context.Context) (context.Context, context.CancelFunc)
+	}{
+		{"canceled", context.Canceled, context.WithCancel},
+		// A machine that does other things needs a moment until the server copies.
+		{"deadline", context.DeadlineExceeded, func(parent context.Context) (context.Context, context.CancelFunc) {
+			return context.WithTimeout(parent, time.Second)
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) { testRegionCancel(t, tt.want, tt.ctx) })
+	}
+}
+
+func testRegionCancel(t *testing.T, want error, call func(context.Context) (context.Context, context.CancelFunc)) {
 	st := memstore.New(nil)
 	h := &hooked{Store: st}
 	data := bytesOf(1, 1<<20)
@@ -185,23 +201,27 @@ func TestRegionCancel(t *testing.T) {
 	r := serve(t, st, h, nil)
 	c, _, mem := r.attach(1 << 20)
 	items, _ := rows(1, 1, 1<<20)
-	ctx, cancel := context.WithCancel(t.Context())
+	ctx, cancel := call(t.Context())
+	defer cancel()
 	done := make(chan error, 1)
 	go func() {
 		_, err := c.RegionGet(ctx, r.handle(), items, block.GetOptions{})
 		done <- err
 	}()
 	<-reached
-	cancel()
+	if errors.Is(want, context.Canceled) {
+		cancel()
+	}
 	<-told
+	<-ctx.Done()
 	select {
 	case err := <-done:
 		t.Fatalf("it returned while the server copies: %v", err)
 	case <-time.After(50 * time.Millisecond):
 	}
 	close(goOn)
-	if err := <-done; !errors.Is(err, context.Canceled) {
-		t.Errorf("error %v, want canceled", err)
+	if err := <-done; !errors.Is(err, want) {
+		t.Errorf("error %v, want %v", err, want)
 	}
 	quiet(t, mem)
 	if !bytes.Equal(mem[:512<<10], data[:512<<10]) {

@@ -307,32 +307,6 @@ func TestClientProcess(t *testing.T) {
 	select {}
 }
 
-// TestStalled shows that a client that takes nothing loses its session, and that
-// what it held comes back, while others are served.
-func TestStalled(t *testing.T) {
-	r := newRig(t, nil, &session.ServerOptions{Frame: frame.Options{StallAfter: 500 * time.Millisecond}})
-	c := r.client()
-	p := pattern(4<<20, 1)
-	c.store(r.keys("a"), p)
-	small := pattern(100, 2) // fits into any buffer: who gets it cannot stall
-	c.store(r.keys("b"), small)
-	if err := c.answer(c.send(session.CodeMatch, &session.MatchMessage{Keys: r.keys("a"), LeaseMS: 60000}), session.CodeMatched, &session.MatchedMessage{}); err != nil {
-		t.Fatal(err)
-	}
-	c.places(r.ns, 100, 3)
-	for range 16 { // more than any buffer holds
-		c.send(session.CodeGet, &session.GetMessage{Keys: r.keys("a")})
-	}
-	other := r.client()
-	if got, _, err := other.blocks(&session.GetMessage{Keys: r.keys("b")}); err != nil || !bytes.Equal(got[0], small) {
-		t.Errorf("another client: error %v", err)
-	}
-	r.await("the session's end", func() bool { return r.server.Stats().Sessions == 1 })
-	if st := r.store.Stats(); st.Leases != 0 || st.Reservations != 0 {
-		t.Errorf("%d leases and %d grants are left", st.Leases, st.Reservations)
-	}
-}
-
 // TestCutMidPut shows that a client that vanishes in the middle of a put's data
 // leaves nothing.
 func TestCutMidPut(t *testing.T) {
