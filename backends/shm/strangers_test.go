@@ -183,6 +183,15 @@ func TestStrangers(t *testing.T) {
 			}
 		}
 	}
+	// header says one behind the hello and nothing else, torn so many bytes and ends.
+	header := func(h frame.Header) func(net.Conn) {
+		return func(c net.Conn) { then()(c); _, _ = c.Write(h.Append(nil)) }
+	}
+	torn := func(n int) func(net.Conn) {
+		h := frame.Header{Type: frame.Note, Length: 100}
+		b := append(h.Append(nil), make([]byte, 100)...)[:n]
+		return func(c net.Conn) { then()(c); _, _ = c.Write(b); _ = c.(*net.UnixConn).CloseWrite() }
+	}
 	note := frame.Frame{Header: frame.Header{Type: frame.Note}, Payload: make([]byte, xfer.MaxNotification+1)}
 	before := openFiles(t)
 	for name, say := range map[string]func(net.Conn){
@@ -202,6 +211,16 @@ func TestStrangers(t *testing.T) {
 		"a type":          then(frame.Frame{Header: frame.Header{Type: frame.Read}}),
 		"an answer":       then(frame.Frame{Header: frame.Header{Type: frame.Done, ID: 5}}),
 		"too long a note": then(note),
+
+		"an oversize frame":    header(frame.Header{Type: frame.Note, Length: frame.MaxMessage + 1}),
+		"an oversize message":  header(frame.Header{Type: frame.Message, Length: frame.MaxSkipped + 1}),
+		"oversize data":        header(frame.Header{Type: frame.Data, Length: frame.MaxData + 1}),
+		"the longest length":   header(frame.Header{Type: frame.Done, Length: 1<<32 - 1}),
+		"a second hello":       header(frame.Header{Type: frame.Hello}),
+		"type 0":               header(frame.Header{}),
+		"a torn header":        torn(7),
+		"a frame without body": torn(frame.HeaderBytes),
+		"a torn frame":         torn(frame.HeaderBytes + 99),
 	} {
 		t.Run(name, func(t *testing.T) {
 			c, err := net.Dial("unix", d.far.mu.socket)

@@ -116,7 +116,7 @@ func testParallel(t *testing.T, h RemoteHarness, op xfer.Op) {
 func testRemoteRepost(t *testing.T, h RemoteHarness, op xfer.Op) {
 	posts := rounds(10_000, 10_000, 1000)
 	if !soak && op != xfer.Read {
-		posts = 500 // the full number once
+		posts = 1000 // the full number once
 	}
 	d := newDuo(t, h, 64<<10)
 	pieces := []piece{{0, 8192, 4096}, {8192, 0, 4096}, {20_001, 30_003, 77}}
