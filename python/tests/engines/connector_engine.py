@@ -4,6 +4,7 @@ take longer to import than an engine takes to start, and one start serves severa
 usage: connector_engine.py
 
 {"do":"start","model":DIR,"options":{arguments of vllm.LLM},"env":{...}}  ->  {"ok":true}: the engine before it ends
+{"do":"stop"}  ->  {"ok":true}: the engine ends, if there is one
 {"do":"generate","prompts":[seed,...],"tokens":600,"new":24}  ->  {"tokens":[[...],...],"hits":n,"metrics":{...}}
 {"do":"forget","offloaded":bool}  ->  {"ok":bool}: the engine's own prefix cache is emptied; with true what it has
                                       offloaded to host memory, too
@@ -73,13 +74,14 @@ def main() -> None:
         order = json.loads(line)
         if order["do"] == "exit":
             break
-        if order["do"] == "start":
+        if order["do"] in ("start", "stop"):
             if llm is not None:
                 before, llm = llm, None
                 end(before)
                 del before
-            os.environ.update(order["env"])
-            llm = LLM(order["model"], **DEFAULTS | order["options"])
+            if order["do"] == "start":
+                os.environ.update(order["env"])
+                llm = LLM(order["model"], **DEFAULTS | order["options"])
             print(json.dumps({"ok": True}), file=answers)
             continue
         if order["do"] == "attached":

@@ -23,6 +23,18 @@ PACKAGE = HERE.parent.parent
 PATHS = {"PYTHONPATH": os.pathsep.join([str(PACKAGE), str(HERE)])}
 #: Seconds after which an engine hangs; a start takes 20 on an idle machine, and minutes on a busy one.
 PATIENCE = 400.0
+#: What the prompts of tests are made from.
+SEEDS = range(1, 13)
+#: What engines run with.
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "PYTHONHASHSEED": "0",
+}
 #: Where daemons serve. Of this address no engine is given the port while its daemon is away.
 HOST = "127.0.0.2"
 
@@ -195,28 +207,11 @@ def _free_port() -> int:
 
 
 class Engine:
-    """Real engines, one after the other in a process of its own (connector_engine.py).
+    """Real engines, one after the other in a process of its own (connector_engine.py): to import the packages takes
+    longer than an engine takes to start."""
 
-    With a model the first one starts at once, and the first order waits for it.
-    """
-
-    def __init__(
-        self, model: pathlib.Path | None = None, options: dict[str, Any] | None = None, *, log: pathlib.Path, **env: str
-    ) -> None:
-        environment = (
-            os.environ
-            | PATHS
-            | {
-                "VLLM_CPU_KVCACHE_SPACE": "1",
-                "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-                "OMP_NUM_THREADS": "1",
-                "HF_HUB_OFFLINE": "1",
-                "VLLM_NO_USAGE_STATS": "1",
-                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-                "PYTHONHASHSEED": "0",
-            }
-            | env
-        )
+    def __init__(self, log: pathlib.Path) -> None:
+        environment = os.environ | PATHS | ENVIRONMENT
         self._log = log
         self._began = 0
         with log.open("a") as file:
@@ -231,20 +226,30 @@ class Engine:
         self._answers: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
         self._starting = False
-        if model is not None:
-            self.begin(do="start", model=str(model), options=options or {}, env={})
-            self._starting = True
 
     def start(
         self, model: pathlib.Path, kv: dict[str, Any] | None = None, env: dict[str, str] | None = None, **options: Any
     ) -> Engine:
-        """Starts an engine, with a connector where kv says which; the one before ends."""
+        """Starts an engine, with a connector where kv says which, after the end of the one before; the next order
+        waits for it, so that two processes start theirs side by side."""
         if kv is not None:
             options["kv_transfer_config"] = kv
+        self.ready()
         self._began = len(self._log.read_text(errors="replace"))
-        self.begin(do="start", model=str(model), options=options, env={"PYTHONHASHSEED": "0"} | (env or {}))
-        self.end(PATIENCE)
+        self.begin(do="start", model=str(model), options=options, env=ENVIRONMENT | (env or {}))
+        self._starting = True
         return self
+
+    def ready(self) -> None:
+        """Waits until the engine has started."""
+        if self._starting:
+            self._starting = False
+            self._answer(PATIENCE)
+
+    def stop(self) -> None:
+        """Ends the engine; the process stays."""
+        self.begin(do="stop")
+        self.end()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -263,9 +268,7 @@ class Engine:
 
     def begin(self, **order: Any) -> None:
         """Tells it what to do, and does not wait."""
-        if self._starting:
-            self._starting = False
-            self._answer(PATIENCE)
+        self.ready()
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()

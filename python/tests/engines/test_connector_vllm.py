@@ -23,36 +23,9 @@ pytest.importorskip("vllm", reason="needs vllm (see make engines)")
 import connector_client
 import connector_model
 import kvtier
-from connector_rig import PATHS, Daemon, Engine, Proxy, closing, transfer, until
+from connector_rig import PATHS, SEEDS, Daemon, Engine, Proxy, closing, transfer, until
 
 BLOCKS = 4  # of a prompt
-SEEDS = range(1, 13)
-
-
-@pytest.fixture(scope="module")
-def where(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    return tmp_path_factory.mktemp("vllm")
-
-
-@pytest.fixture(scope="module")
-def model(where: pathlib.Path) -> pathlib.Path:
-    connector_model.write(where / "tiny")
-    return where / "tiny"
-
-
-@pytest.fixture(scope="module")
-def engine(where: pathlib.Path) -> Iterator[Engine]:
-    """A process in which each test starts its engines."""
-    engine = Engine(log=where / "engine.log")
-    with closing(engine):
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def want(engine: Engine, model: pathlib.Path) -> dict[int, list[int]]:
-    """Each prompt's tokens from an engine without a connector."""
-    engine.start(model)
-    return {seed: engine.generate(seed)["tokens"][0] for seed in SEEDS}
 
 
 @pytest.fixture
@@ -83,12 +56,11 @@ def check(
 
 
 def test_engines_share_a_pool_and_survive_it(
-    engine: Engine, model: pathlib.Path, want: dict[int, list[int]], daemon: Daemon, tmp_path: pathlib.Path
+    daemon: Daemon, engine: Engine, second: Engine, model: pathlib.Path, want: dict[int, list[int]]
 ) -> None:
     proxy = Proxy(daemon.port)
-    first = engine.start(model, transfer(daemon.address))
-    second = Engine(log=tmp_path / "second.log")
-    with closing(proxy, second):
+    with closing(proxy):
+        first = engine.start(model, transfer(daemon.address))
         second.start(model, transfer(proxy.address))
         # One computes, the other loads, both ways: through shared memory and over TCP.
         for seed in (1, 2, 3):
@@ -150,7 +122,7 @@ def test_engines_share_a_pool_and_survive_it(
 
 
 def test_damaged_block_is_refused_and_computed(
-    engine: Engine, model: pathlib.Path, want: dict[int, list[int]], daemon: Daemon
+    daemon: Daemon, engine: Engine, model: pathlib.Path, want: dict[int, list[int]]
 ) -> None:
     engine.start(model, transfer(daemon.address, durable=True, namespace="pool"))
     check(engine, daemon, want, 1, 0)
@@ -186,7 +158,7 @@ def damage(daemon: Daemon, namespace: str) -> None:
     daemon.start()
 
 
-def test_other_blocks_are_no_hits(engine: Engine, daemon: Daemon, tmp_path: pathlib.Path) -> None:
+def test_other_blocks_are_no_hits(daemon: Daemon, engine: Engine, tmp_path: pathlib.Path) -> None:
     """One engine has made the namespace; another with one thing changed has no hits, and says which."""
     model, kv = tmp_path / "tiny", transfer(daemon.address, namespace="pool")
     connector_model.write(model)
@@ -210,7 +182,7 @@ def test_other_blocks_are_no_hits(engine: Engine, daemon: Daemon, tmp_path: path
         assert len(lines) == 1 and field in lines[0], lines
 
 
-def test_windows_and_full_attention_together(engine: Engine, daemon: Daemon, tmp_path: pathlib.Path) -> None:
+def test_windows_and_full_attention_together(daemon: Daemon, engine: Engine, tmp_path: pathlib.Path) -> None:
     """Two KV cache groups: of the window's group only the end is loaded. A load that fails is computed here too."""
     model = tmp_path / "hybrid"
     connector_model.write(model, window=200)
@@ -231,21 +203,23 @@ def test_windows_and_full_attention_together(engine: Engine, daemon: Daemon, tmp
         assert engine.generate(1)["tokens"] == want
 
 
-def test_engine_of_two_ranks(model: pathlib.Path, daemon: Daemon, tmp_path: pathlib.Path) -> None:
+def test_engine_of_two_ranks(daemon: Daemon, engine: Engine, model: pathlib.Path) -> None:
     """As vLLM runs by default: a scheduler and two workers in processes of their own, each worker with half of the
     heads and a namespace of its own. A prefix counts as far as both have it."""
-    engine = Engine(log=tmp_path / "engine.log", VLLM_ENABLE_V1_MULTIPROCESSING="1")
-    with closing(engine):
-        options = {"kv": transfer(daemon.address, namespace="pool"), "tensor_parallel_size": 2}
-        first = engine.start(model, **options).generate(1)
-        stored(daemon, 2 * BLOCKS)
-        second = engine.start(model, **options).generate(1)
-        assert (first["hits"], second["hits"]) == (0, 512) and second["tokens"] == first["tokens"]
-        assert daemon.hits() == 2 * BLOCKS
-        assert {n["name"] for n in daemon.call("ns")} == {"pool.tp0.pp0", "pool.tp1.pp0"}
+    options = {
+        "kv": transfer(daemon.address, namespace="pool"),
+        "env": {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+        "tensor_parallel_size": 2,
+    }
+    first = engine.start(model, **options).generate(1)
+    stored(daemon, 2 * BLOCKS)
+    second = engine.start(model, **options).generate(1)
+    assert (first["hits"], second["hits"]) == (0, 512) and second["tokens"] == first["tokens"]
+    assert daemon.hits() == 2 * BLOCKS
+    assert {n["name"] for n in daemon.call("ns")} == {"pool.tp0.pp0", "pool.tp1.pp0"}
 
 
-def test_preempted_requests(engine: Engine, model: pathlib.Path, daemon: Daemon) -> None:
+def test_preempted_requests(daemon: Daemon, engine: Engine, model: pathlib.Path) -> None:
     """A KV cache that is too small for what runs: requests lose their blocks and get them back from the pool."""
     engine.start(model)
     want = [engine.generate(seed, tokens=500, new=200)["tokens"][0] for seed in (1, 2, 3)]
@@ -257,14 +231,16 @@ def test_preempted_requests(engine: Engine, model: pathlib.Path, daemon: Daemon)
 
 
 def test_engines_and_clients_amid_eviction(
-    engine: Engine, model: pathlib.Path, want: dict[int, list[int]], tmp_path: pathlib.Path
+    engine: Engine, second: Engine, model: pathlib.Path, want: dict[int, list[int]], tmp_path: pathlib.Path
 ) -> None:
     """Two engines and four other clients in a pool that has not room for all: no wrong byte or token, nothing left."""
     seconds = 60 if os.environ.get("KVTIER_SOAK") else 20
-    daemon, second = Daemon(tmp_path / "daemon", dram="32MiB", nvme="48MiB"), Engine(log=tmp_path / "second.log")
+    daemon = Daemon(tmp_path / "daemon", dram="32MiB", nvme="48MiB")
     daemon.start()
-    with closing(daemon, second):
+    with closing(daemon):
         engines = [each.start(model, transfer(daemon.address)) for each in (engine, second)]
+        for each in engines:
+            each.ready()
         command = [sys.executable, str(pathlib.Path(connector_client.__file__)), daemon.address, str(seconds)]
         clients = [
             subprocess.Popen([*command, str(seed)], stdout=subprocess.PIPE, text=True, env=os.environ | PATHS)

@@ -12,9 +12,8 @@ import pytest
 
 pytest.importorskip("vllm", reason="needs vllm (see make engines)")
 
-import connector_model
 import kvtier
-from connector_rig import Engine, Proxy, closing, until
+from connector_rig import Proxy, closing, until
 from tier_rig import Daemon, cut
 
 CHUNKS = 4  # of a prompt
@@ -33,25 +32,6 @@ def transfer(address, **tier):
             "secondary_tiers": [{"type": "KvtierTier", "module_path": "kvtier.vllm", "address": address, **tier}],
         },
     }
-
-
-@pytest.fixture(scope="module")
-def where(tmp_path_factory):
-    return tmp_path_factory.mktemp("tier")
-
-
-@pytest.fixture(scope="module")
-def model(where):
-    connector_model.write(where / "tiny")
-    return where / "tiny"
-
-
-@pytest.fixture(scope="module")
-def want(where, model):
-    """Each prompt's tokens from an engine without a connector."""
-    engine = Engine(model, {}, log=where / "reference.log")
-    with closing(engine):
-        return {seed: engine.generate(seed)["tokens"][0] for seed in range(1, 11)}
 
 
 @pytest.fixture
@@ -107,58 +87,57 @@ def damage(daemon, namespace, key):
     daemon.start()
 
 
-def test_engines_share_a_pool_and_survive_it(model, want, daemon, tmp_path):
-    first = Engine(model, {"kv_transfer_config": transfer(daemon.address, namespace="pool")}, log=tmp_path / "first.log")
-    second = Engine(model, {"kv_transfer_config": transfer(daemon.address, namespace="pool")}, log=tmp_path / "second.log")
-    with closing(first, second):
-        # One computes and stores, the other loads.
-        keys = {}
-        for seed in (1, 2, 3, 4):
-            check(first, daemon, want, seed, 0)
-            stored(daemon, seed * CHUNKS)
-            keys[seed] = {line["hash"] for line in daemon.lines("ls", "--namespace", "pool")}
-        check(second, daemon, want, 1, CHUNKS)
-        check(second, daemon, want, 5, 0)
-        stored(daemon, 5 * CHUNKS)
-        check(first, daemon, want, 5, CHUNKS)
-        stored(daemon, 5 * CHUNKS)
-        assert "moved by the daemon" in first.log()
+def test_engines_share_a_pool_and_survive_it(model, want, daemon, engine, second):
+    first = engine.start(model, transfer(daemon.address, namespace="pool"))
+    second.start(model, transfer(daemon.address, namespace="pool"))
+    # One computes and stores, the other loads.
+    keys = {}
+    for seed in (1, 2, 3, 4):
+        check(first, daemon, want, seed, 0)
+        stored(daemon, seed * CHUNKS)
+        keys[seed] = {line["hash"] for line in daemon.lines("ls", "--namespace", "pool")}
+    check(second, daemon, want, 1, CHUNKS)
+    check(second, daemon, want, 5, 0)
+    stored(daemon, 5 * CHUNKS)
+    check(first, daemon, want, 5, CHUNKS)
+    stored(daemon, 5 * CHUNKS)
+    assert "moved by the daemon" in first.log()
 
-        # Restarted in between, the daemon serves from NVMe.
-        daemon.restart()
-        back(daemon)
-        check(second, daemon, want, 2, CHUNKS, "g3")
+    # Restarted in between, the daemon serves from NVMe.
+    daemon.restart()
+    back(daemon)
+    check(second, daemon, want, 2, CHUNKS, "g3")
 
-        # A chunk that was damaged on the medium is refused; it and what is behind it are computed.
-        damage(daemon, "pool", (keys[3] - keys[2]).pop())
-        back(daemon)
-        before = daemon.hits()
-        answer = second.generate(3)
-        assert answer["tokens"] == [want[3]] and answer["hits"] in (0, 128, 256, 384)
-        assert daemon.hits() - before == CHUNKS - 1 and daemon.stat()["corrupt"] == 1
-        stored(daemon, 5 * CHUNKS)
-        forget(first)
-        check(first, daemon, want, 3, CHUNKS)
+    # A chunk that was damaged on the medium is refused; it and what is behind it are computed.
+    damage(daemon, "pool", (keys[3] - keys[2]).pop())
+    back(daemon)
+    before = daemon.hits()
+    answer = second.generate(3)
+    assert answer["tokens"] == [want[3]] and answer["hits"] in (0, 128, 256, 384)
+    assert daemon.hits() - before == CHUNKS - 1 and daemon.stat()["corrupt"] == 1
+    stored(daemon, 5 * CHUNKS)
+    forget(first)
+    check(first, daemon, want, 3, CHUNKS)
 
-        # Killed: engines compute. Back again: they hit again.
-        daemon.kill()
-        for engine in (first, second):
-            assert engine.generate(6)["tokens"] == [want[6]]
-        daemon.start()
-        back(daemon)
-        forget(second)
-        check(second, daemon, want, 2, CHUNKS)
-        assert check(second, daemon, want, 7, 0)
-        until(lambda: daemon.stat()["leases"] == 0)
-        grown = second.generate(8)["metrics"]
-        assert grown["kv_offload_kvtier_lookups"] == CHUNKS
+    # Killed: engines compute. Back again: they hit again.
+    daemon.kill()
+    for each in (first, second):
+        assert each.generate(6)["tokens"] == [want[6]]
+    daemon.start()
+    back(daemon)
+    forget(second)
+    check(second, daemon, want, 2, CHUNKS)
+    assert check(second, daemon, want, 7, 0)
+    until(lambda: daemon.stat()["leases"] == 0)
+    grown = second.generate(8)["metrics"]
+    assert grown["kv_offload_kvtier_lookups"] == CHUNKS
 
 
-def test_killed_amid_a_load(model, want, daemon, tmp_path):
+def test_killed_amid_a_load(model, want, daemon, engine):
     """The engine by TCP: its load is cut where the test wants it."""
     proxy = Proxy(daemon.port)
-    engine = Engine(model, {"kv_transfer_config": transfer(proxy.address, timeout=5)}, log=tmp_path / "engine.log")
-    with closing(proxy, engine):
+    with closing(proxy):
+        engine.start(model, transfer(proxy.address, timeout=5))
         check(engine, daemon, want, 1, 0)
         stored(daemon, CHUNKS)
         daemon.restart()
@@ -176,25 +155,23 @@ def test_killed_amid_a_load(model, want, daemon, tmp_path):
         assert "copied through the connection" in engine.log()
 
 
-@pytest.mark.parametrize(
-    "field, change, env",
-    [
-        ("dtype", {"dtype": "float32"}, {}),
-        ("hash_seed", {}, {"PYTHONHASHSEED": "1"}),
-        ("tokens_per_block", {"block_size": 64}, {}),
-    ],
-)
-def test_an_engine_that_differs_finds_nothing_and_is_told_why(model, daemon, tmp_path, field, change, env):
-    options = {"kv_transfer_config": transfer(daemon.address, namespace="pool")}
-    one = Engine(model, options, log=tmp_path / "one.log")
-    with closing(one):
-        one.generate(1)
-        stored(daemon, CHUNKS)
-    other = Engine(model, options | change, log=tmp_path / "other.log", **env)
-    with closing(other):
-        assert other.generate(1)["hits"] == 0
-        forget(other)
-        assert other.generate(1)["hits"] == 0
-    assert daemon.hits() == 0 and daemon.blocks() == CHUNKS
-    [line] = [line for line in other.log().splitlines() if "nothing is loaded or stored" in line]
-    assert field in line
+def test_an_engine_that_differs_finds_nothing_and_is_told_why(model, daemon, engine, second):
+    """One engine has made the namespace; another with one thing changed has no hits, and says which."""
+    kv = transfer(daemon.address, namespace="pool")
+    engine.start(model, kv).generate(1)
+    stored(daemon, CHUNKS)
+    engine.stop()
+    changes = {
+        "dtype": {"dtype": "float32"},
+        "hash_seed": {"env": {"PYTHONHASHSEED": "1"}},
+        "tokens_per_block": {"block_size": 64},
+    }
+    for field, change in changes.items():
+        second.start(model, kv, **change)
+        assert second.generate(1)["hits"] == 0
+        forget(second)
+        assert second.generate(1)["hits"] == 0
+        second.stop()
+        assert daemon.hits() == 0 and daemon.blocks() == CHUNKS
+        [line] = [line for line in second.log().splitlines() if "nothing is loaded or stored" in line]
+        assert field in line
