@@ -39,7 +39,8 @@ func newSickRig(t *testing.T, slabs []tiers.SlabSpec, stallAfter time.Duration) 
 	r.o = tiers.Options{
 		Dir: t.TempDir(), Slabs: slabs, DRAM: 16 << 20,
 		StallAfter: stallAfter, ProbeEvery: 20 * time.Millisecond,
-		Agent: agentWith(t, r.disk.Wrap),
+		SweepAfter: 100 * time.Millisecond, // with it go slots in quarantine, which wantEmpty waits for
+		Agent:      agentWith(t, r.disk.Wrap),
 	}
 	r.Store = openStore(t, r.o)
 	r.ns = space(t, r.Store, "a", 8<<20)
