@@ -11,7 +11,7 @@ import (
 // gRPC and sessions, with a durable tier and shared memory, and without either.
 func TestContract(t *testing.T) {
 	t.Parallel()
-	const dram = 64 << 20 // extents for as many sizes of blocks as the suite has
+	const dram = 32 << 20 // extents for as many sizes of blocks as the suite has
 	t.Run("g2", func(t *testing.T) {
 		t.Parallel()
 		apitest.RunStore(t, func(t *testing.T) apitest.Harness {
