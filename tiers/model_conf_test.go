@@ -38,6 +38,7 @@ func drawConf(seed uint64) modelConf {
 	r := rand.New(rand.NewPCG(seed, 1))
 	c := modelConf{grpc: r.IntN(4) == 0, inMemory: r.IntN(2) == 0}
 	c.opts.DRAM = []int64{16 << 20, 24 << 20, 40 << 20}[r.IntN(3)]
+	c.opts.StallAfter = time.Minute // what stalls goes on soon; what takes longer is a machine that is busy
 	if r.IntN(3) == 0 {
 		c.opts.High, c.opts.Low = 0.8, 0.6
 	}
