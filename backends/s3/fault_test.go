@@ -7,9 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptest"
-	"net/http/httputil"
-	"net/url"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -21,70 +18,16 @@ import (
 	"github.com/kvtier/kvtier/xfer"
 )
 
-// proxy stands in front of a server and misbehaves.
-type proxy struct {
-	*httptest.Server
-	forward  http.Handler
-	requests atomic.Int64
-	rule     atomic.Pointer[rule]
-}
-
-// rule handles a request, or forwards it.
-type rule func(w http.ResponseWriter, r *http.Request, forward http.Handler)
-
-func newProxy(t testing.TB, s *servers.VersityGW) *proxy {
-	t.Helper()
-	target, err := url.Parse(s.Endpoint)
-	if err != nil {
-		t.Fatal(err)
-	}
-	transport := &http.Transport{MaxIdleConnsPerHost: 64}
-	p := &proxy{forward: &httputil.ReverseProxy{
-		Transport: transport,
-		Rewrite: func(pr *httputil.ProxyRequest) {
-			pr.SetURL(target)
-			pr.Out.Host = pr.In.Host // which is signed
-		},
-		ErrorHandler: func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
-	}}
-	p.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		p.requests.Add(1)
-		if f := p.rule.Load(); f != nil {
-			(*f)(w, r, p.forward)
-			return
-		}
-		p.forward.ServeHTTP(w, r)
-	}))
-	t.Cleanup(func() {
-		p.CloseClientConnections() // handlers that wait see it
-		p.Close()
-		transport.CloseIdleConnections()
-	})
-	return p
-}
-
-func (p *proxy) behave(f rule) { p.rule.Store(&f) }
-
-// fail answers as the service does when it fails.
-func fail(w http.ResponseWriter, r *http.Request, status int, code string) {
-	w.Header().Set("X-Amz-Request-Id", "req-"+code)
-	w.Header().Set("Content-Type", "application/xml")
-	w.WriteHeader(status)
-	if r.Method != http.MethodHead {
-		fmt.Fprintf(w, "<Error><Code>%s</Code><Message>no</Message><RequestId>req-%s</RequestId></Error>", code, code)
-	}
-}
-
 // A service that serves few requests at once, then none for a while, then all again: every
 // call succeeds, hardly a request is made in vain, and in the end as many run as before.
 func TestThrottlingStorm(t *testing.T) {
 	s := newServer(t)
-	p := newProxy(t, s)
+	p := servers.NewProxy(t, s.Endpoint)
 	b := newBackend(t, p.URL, object.Options{Concurrency: 16})
 	var inside, refused, most atomic.Int64
 	var room atomic.Int64
 	room.Store(1 << 30)
-	p.behave(func(w http.ResponseWriter, r *http.Request, forward http.Handler) {
+	p.Behave(func(w http.ResponseWriter, r *http.Request, forward http.Handler) {
 		n := inside.Add(1)
 		defer inside.Add(-1)
 		for m := most.Load(); n > m && !most.CompareAndSwap(m, n); m = most.Load() {
@@ -92,7 +35,7 @@ func TestThrottlingStorm(t *testing.T) {
 		if n > room.Load() {
 			refused.Add(1)
 			io.Copy(io.Discard, r.Body)
-			fail(w, r, 503, "SlowDown")
+			servers.FailS3(w, r, 503, "SlowDown")
 			return
 		}
 		forward.ServeHTTP(w, r)
@@ -133,7 +76,7 @@ func TestThrottlingStorm(t *testing.T) {
 	wg.Wait()
 	work(320)
 	st := b.Stats()
-	if total, useful := p.requests.Load(), done.Load(); float64(total) > 1.3*float64(useful) {
+	if total, useful := p.Requests.Load(), done.Load(); float64(total) > 1.3*float64(useful) {
 		t.Errorf("%d requests for %d objects", total, useful)
 	}
 	if refused.Load() == 0 || st.Throttled != uint64(refused.Load()) || st.Shrunk == 0 || st.Retries < st.Throttled {
@@ -148,8 +91,8 @@ func TestThrottlingStorm(t *testing.T) {
 // meanwhile.
 func TestEndlessThrottling(t *testing.T) {
 	s := newServer(t)
-	p := newProxy(t, s)
-	p.behave(func(w http.ResponseWriter, r *http.Request, _ http.Handler) { fail(w, r, 429, "TooManyRequests") })
+	p := servers.NewProxy(t, s.Endpoint)
+	p.Behave(func(w http.ResponseWriter, r *http.Request, _ http.Handler) { servers.FailS3(w, r, 429, "TooManyRequests") })
 	b := newBackend(t, p.URL, object.Options{})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
@@ -163,7 +106,7 @@ func TestEndlessThrottling(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if n := p.requests.Load(); n > 32 {
+	if n := p.Requests.Load(); n > 32 {
 		t.Errorf("%d requests", n)
 	}
 }
@@ -171,25 +114,13 @@ func TestEndlessThrottling(t *testing.T) {
 // What breaks once is made again; the bytes are right in the end.
 func TestOnceBroken(t *testing.T) {
 	s := newServer(t)
-	p := newProxy(t, s)
+	p := servers.NewProxy(t, s.Endpoint)
 	want := random(300_000)
 	abort := func(http.ResponseWriter, *http.Request, http.Handler) { panic(http.ErrAbortHandler) }
-	record := func(r *http.Request, forward http.Handler) *httptest.ResponseRecorder {
-		rec := httptest.NewRecorder()
-		forward.ServeHTTP(rec, r)
-		return rec
-	}
-	answer := func(w http.ResponseWriter, rec *httptest.ResponseRecorder, body []byte) {
-		for k, v := range rec.Header() {
-			w.Header()[k] = v
-		}
-		w.WriteHeader(rec.Code)
-		w.Write(body)
-	}
-	for name, broken := range map[string]rule{
+	for name, broken := range map[string]servers.Rule{
 		"connection closed": abort,
 		"internal error": func(w http.ResponseWriter, r *http.Request, _ http.Handler) {
-			fail(w, r, 500, "InternalError")
+			servers.FailS3(w, r, 500, "InternalError")
 		},
 		"bad gateway, not XML": func(w http.ResponseWriter, r *http.Request, _ http.Handler) {
 			w.WriteHeader(502)
@@ -200,8 +131,8 @@ func TestOnceBroken(t *testing.T) {
 				io.CopyN(io.Discard, r.Body, 1000)
 				panic(http.ErrAbortHandler)
 			}
-			rec := record(r, forward)
-			answer(w, rec, rec.Body.Bytes()[:rec.Body.Len()/2])
+			rec := servers.Record(r, forward)
+			servers.Answer(w, rec, rec.Body.Bytes()[:rec.Body.Len()/2])
 			panic(http.ErrAbortHandler)
 		},
 		"wrong bytes": func(w http.ResponseWriter, r *http.Request, forward http.Handler) {
@@ -212,13 +143,13 @@ func TestOnceBroken(t *testing.T) {
 				forward.ServeHTTP(w, r)
 				return
 			}
-			rec := record(r, forward)
+			rec := servers.Record(r, forward)
 			b := rec.Body.Bytes()
 			b[12345] ^= 4
-			answer(w, rec, b)
+			servers.Answer(w, rec, b)
 		},
 		"answer lost": func(_ http.ResponseWriter, r *http.Request, forward http.Handler) {
-			record(r, forward)
+			servers.Record(r, forward)
 			panic(http.ErrAbortHandler)
 		},
 	} {
@@ -232,7 +163,7 @@ func TestOnceBroken(t *testing.T) {
 				}
 				forward.ServeHTTP(w, r)
 			}
-			p.behave(once)
+			p.Behave(once)
 			info, err := b.Put(t.Context(), name, object.Vector{want[:1000], want[1000:]}, true)
 			if err != nil || info.Bytes != int64(len(want)) {
 				t.Fatalf("put: %+v, %v", info, err)
@@ -251,11 +182,11 @@ func TestOnceBroken(t *testing.T) {
 
 	// What is always wrong is never taken for right.
 	b := newBackend(t, p.URL, object.Options{})
-	p.behave(func(w http.ResponseWriter, r *http.Request, forward http.Handler) {
-		rec := record(r, forward)
+	p.Behave(func(w http.ResponseWriter, r *http.Request, forward http.Handler) {
+		rec := servers.Record(r, forward)
 		body := rec.Body.Bytes()
 		body[len(body)-1] ^= 1
-		answer(w, rec, body)
+		servers.Answer(w, rec, body)
 	})
 	_, err := b.Get(t.Context(), "wrong bytes", 0, object.Vector{make([]byte, len(want))}, true)
 	if wantError(t, err, object.ClassCorrupt, ""); !errors.Is(err, object.ErrCorrupt) {
@@ -266,18 +197,18 @@ func TestOnceBroken(t *testing.T) {
 // An outage is not answered by a storm of retries.
 func TestOutageSpendsTheBudget(t *testing.T) {
 	s := newServer(t)
-	p := newProxy(t, s)
-	p.behave(func(w http.ResponseWriter, r *http.Request, _ http.Handler) { fail(w, r, 500, "InternalError") })
+	p := servers.NewProxy(t, s.Endpoint)
+	p.Behave(func(w http.ResponseWriter, r *http.Request, _ http.Handler) { servers.FailS3(w, r, 500, "InternalError") })
 	b := newBackend(t, p.URL, object.Options{RetryBudget: 10})
 	const calls = 100
 	for range calls {
 		_, err := b.Head(t.Context(), "x")
 		wantError(t, err, object.ClassUnavailable, "")
 	}
-	if n := p.requests.Load(); n > calls+30 {
+	if n := p.Requests.Load(); n > calls+30 {
 		t.Errorf("%d requests for %d calls", n, calls)
 	}
-	p.behave(func(w http.ResponseWriter, r *http.Request, forward http.Handler) { forward.ServeHTTP(w, r) })
+	p.Behave(func(w http.ResponseWriter, r *http.Request, forward http.Handler) { forward.ServeHTTP(w, r) })
 	if _, err := b.Put(t.Context(), "x", object.Vector{[]byte("x")}, false); err != nil {
 		t.Errorf("after the outage: %v", err)
 	}
@@ -288,7 +219,7 @@ func TestOutageSpendsTheBudget(t *testing.T) {
 // quiet then.
 func TestSlowLoris(t *testing.T) {
 	s := newServer(t)
-	p := newProxy(t, s)
+	p := servers.NewProxy(t, s.Endpoint)
 	content := random(200_000)
 	if _, err := newBackend(t, p.URL, object.Options{}).Put(t.Context(), "x", object.Vector{content}, false); err != nil {
 		t.Fatal(err)
@@ -308,7 +239,7 @@ func TestSlowLoris(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 	}
-	p.behave(drip)
+	p.Behave(drip)
 	for name, call := range map[string]func(ctx context.Context, b *object.Backend, mem []byte) error{
 		"get": func(ctx context.Context, b *object.Backend, mem []byte) error {
 			_, err := b.Get(ctx, "x", 0, object.Vector{mem}, true)
@@ -350,10 +281,10 @@ func TestSlowLoris(t *testing.T) {
 // asked for again.
 func TestDeleteErrors(t *testing.T) {
 	s := newServer(t)
-	p := newProxy(t, s)
+	p := servers.NewProxy(t, s.Endpoint)
 	b := newBackend(t, p.URL, object.Options{})
 	var asked []int
-	p.behave(func(w http.ResponseWriter, r *http.Request, _ http.Handler) {
+	p.Behave(func(w http.ResponseWriter, r *http.Request, _ http.Handler) {
 		body, _ := io.ReadAll(r.Body)
 		asked = append(asked, bytes.Count(body, []byte("<Key>")))
 		w.Header().Set("X-Amz-Request-Id", "batch-7")
@@ -382,7 +313,7 @@ func TestDeleteErrors(t *testing.T) {
 // A service that answers nonsense is not believed.
 func TestNonsense(t *testing.T) {
 	s := newServer(t)
-	p := newProxy(t, s)
+	p := servers.NewProxy(t, s.Endpoint)
 	b := newBackend(t, p.URL, object.Options{RetryBudget: 1})
 	for name, answer := range map[string]struct {
 		status int
@@ -395,7 +326,7 @@ func TestNonsense(t *testing.T) {
 		"less, not at an end": {206, "bytes 10-14/100", "01234"},
 		"garbage":             {206, "bytes ten", "0123456789"},
 	} {
-		p.behave(func(w http.ResponseWriter, _ *http.Request, _ http.Handler) {
+		p.Behave(func(w http.ResponseWriter, _ *http.Request, _ http.Handler) {
 			if answer.header != "" {
 				w.Header().Set("Content-Range", answer.header)
 			}
@@ -408,7 +339,7 @@ func TestNonsense(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	p.behave(func(w http.ResponseWriter, r *http.Request, _ http.Handler) { fail(w, r, 403, "AccessDenied") })
+	p.Behave(func(w http.ResponseWriter, r *http.Request, _ http.Handler) { servers.FailS3(w, r, 403, "AccessDenied") })
 	_, err := b.Get(t.Context(), "x", 10, object.Vector{make([]byte, 10)}, false)
 	if e := wantError(t, err, object.ClassDenied, "AccessDenied"); e.Request != "req-AccessDenied" || e.Hint == "" {
 		t.Errorf("%+v", e)
