@@ -9,6 +9,7 @@ import (
 
 	"github.com/kvtier/kvtier/index"
 	"github.com/kvtier/kvtier/index/block"
+	"github.com/kvtier/kvtier/tiers/bucket"
 	"github.com/kvtier/kvtier/tiers/packed"
 )
 
@@ -400,6 +401,11 @@ func (s *Store) attendBucket(p *objectBucket) {
 		if err := p.claim(ctx); err != nil {
 			return err
 		}
-		return p.Probe(ctx)
+		err := p.Probe(ctx)
+		if errors.Is(err, bucket.ErrNoWrites) {
+			p.refuse(err)
+			return nil // it is read
+		}
+		return err
 	})
 }

@@ -47,6 +47,8 @@ type objects struct {
 		leaving map[block.Key]int
 		// packing are the blocks that an object under way to a bucket may hold.
 		packing map[block.Key]*objectBucket
+		// doubted are the blocks of which it is being found out whether they are lost.
+		doubted map[block.Key]bool
 		// underWay are the numbers of these objects.
 		underWay map[uint64]struct{}
 		// owed are keys that need a tombstone when they are deleted although there is no
@@ -62,6 +64,8 @@ type objectBucket struct {
 	service bucket.Service
 	*bucket.Bucket
 	health  *health
+	writes  writes
+	doubts  sync.Mutex // held while one block is looked into
 	burials burials
 	mu      struct {
 		sync.Mutex
@@ -87,7 +91,7 @@ func (s *Store) openObjects(ctx context.Context) error {
 	o := &objects{s: s, byNo: map[uint16]*objectBucket{}, reap: make(chan struct{}, 1)}
 	o.mu.fetches, o.mu.leaving = map[block.Key]*fetch{}, map[block.Key]int{}
 	o.mu.packing, o.mu.underWay = map[block.Key]*objectBucket{}, map[uint64]struct{}{}
-	o.mu.owed = map[block.Key]*objectBucket{}
+	o.mu.owed, o.mu.doubted = map[block.Key]*objectBucket{}, map[block.Key]bool{}
 	o.speed.first = firstDevice
 	o.ledger.init(s)
 	known, err := s.catalog.Buckets()
@@ -124,6 +128,7 @@ func (o *objects) open(ctx context.Context, service bucket.Service, known []inde
 	p := &objectBucket{service: service, health: newHealth(service.String(), s.opts)}
 	p.health.what, p.health.stallAfter = "bucket", 3*bucketPatience
 	p.mu.described = map[block.NamespaceID]bool{}
+	p.writes.kick = make(chan struct{}, 1)
 	var err error
 	if p.Bucket, err = bucket.New(service, s.opts.Cluster, s.catalog.StoreID()); err != nil {
 		return nil, err
@@ -189,10 +194,10 @@ func (o *objects) current(r *index.ObjectRecord) bool {
 // takes reports whether there is a bucket that takes new objects.
 func (o *objects) takes() bool { return o != nil && o.target() != nil }
 
-// target is the bucket that the next object goes to; nil when none is up.
+// target is the bucket that the next object goes to; nil when none takes it.
 func (o *objects) target() (best *objectBucket) {
 	for _, p := range o.buckets {
-		if r := p.health.rank(); r != rankDown && (best == nil || r < best.health.rank()) {
+		if r, ok := p.takes(); ok && (best == nil || r < best.health.rank()) {
 			best = p
 		}
 	}
@@ -217,6 +222,9 @@ func (p *objectBucket) do(ctx context.Context, n int64, call func(ctx context.Co
 	switch {
 	case err == nil, errors.Is(err, xfer.ErrNotFound), errors.Is(err, xfer.ErrShort), errors.Is(err, bucket.ErrExists), errors.Is(err, index.ErrVersion):
 		op.worked = true
+	case errors.Is(err, bucket.ErrNoWrites):
+		op.void = true // of its reads it says nothing
+		p.refuse(err)
 	case ctx.Err() != nil && context.Cause(ctx) != slow:
 		op.void = true // the caller's, or the bucket has been found down
 	default:
@@ -330,6 +338,9 @@ func (o *objects) stats() block.TierStats {
 	for _, p := range o.buckets {
 		d := block.DeviceStats{Path: p.service.String()}
 		p.health.stats(&d)
+		if r := p.writes.refused.Load(); r != nil && d.State == block.Healthy {
+			d.State, d.Reason, d.Since = block.Degraded, r.err.Error(), r.since
+		}
 		st.Devices = append(st.Devices, d)
 	}
 	return st

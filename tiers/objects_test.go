@@ -26,7 +26,8 @@ type fakeBucket struct {
 	// before, if not nil, comes ahead of each call, without the lock; what it fails with, the
 	// call fails with.
 	before func(op, key string) error
-	// spoiled is how many of the next reads of packed objects give wrong bytes.
+	// spoiled is how many of the next reads of packed objects give wrong bytes; less than 0:
+	// all reads, also of what else there is.
 	spoiled int
 }
 
@@ -61,9 +62,10 @@ func (b *fakeBucket) Get(ctx context.Context, key string, off int64, dst [][]byt
 	if !ok {
 		return fmt.Errorf("get %s: %w", key, xfer.ErrNotFound)
 	}
-	spoiled := b.spoiled > 0 && strings.HasPrefix(key, "blocks/")
-	if spoiled {
+	spoiled := b.spoiled < 0
+	if b.spoiled > 0 && strings.HasPrefix(key, "blocks/") {
 		b.spoiled--
+		spoiled = true
 	}
 	for _, d := range dst {
 		if off+int64(len(d)) > int64(len(o)) {
@@ -155,7 +157,7 @@ func (b *fakeBucket) damage(change func(o []byte)) {
 	}
 }
 
-// spoil has the next n reads of packed objects give wrong bytes.
+// spoil has the next n reads of packed objects give wrong bytes, or with -1 all reads.
 func (b *fakeBucket) spoil(n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

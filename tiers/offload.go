@@ -184,6 +184,9 @@ func (o *objects) lost() error {
 		if err := p.health.lost(); err != nil {
 			return err
 		}
+		if r := p.writes.refused.Load(); r != nil {
+			return fmt.Errorf("%w: %w", block.ErrUnavailable, r.err)
+		}
 	}
 	return fmt.Errorf("%w: no bucket", block.ErrUnavailable)
 }

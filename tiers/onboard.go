@@ -244,8 +244,7 @@ func (o *objects) admit(f *fetch, r *reservation) error {
 }
 
 // read reads blocks that lie one behind the other in one object, each into memory of its
-// length, and verifies them. An object that is gone, and a block that is damaged, are
-// dropped from the catalog.
+// length, and verifies them. What is missing or damaged is looked into: see doubt.
 func (o *objects) read(ctx context.Context, recs []*index.PackedRecord, payloads [][]byte) []error {
 	errs := make([]error, len(recs))
 	fail := func(err error) []error {
@@ -287,8 +286,11 @@ func (o *objects) read(ctx context.Context, recs []*index.PackedRecord, payloads
 				errs[i] = o.check(&obj, r, parts[2*i], parts[2*i+1])
 			}
 		}
+		if errors.Is(errs[i], block.ErrCorrupt) {
+			o.s.corrupt.Add(1)
+		}
 		if errors.Is(errs[i], block.ErrCorrupt) || errors.Is(errs[i], block.ErrNotFound) {
-			o.retire(r, errs[i])
+			o.doubt(p, &obj, r, errs[i])
 		}
 	}
 	return errs
@@ -335,9 +337,6 @@ func packedSeal(id [16]byte, off int64) Seal {
 // copy of it in a local tier is its last one then.
 func (o *objects) retire(r *index.PackedRecord, why error) {
 	s := o.s
-	if errors.Is(why, block.ErrCorrupt) {
-		s.corrupt.Add(1)
-	}
 	if more, ok := s.damage.next(); ok {
 		s.log.Error("block lost", "tier", "g4", "namespace", s.names.name(r.Key.NS), "hash", r.Key.Hash.Hex(r.HashLen), "err", why, "more", more)
 	}

@@ -330,6 +330,7 @@ func (s *Store) startWork(evictors []*evictor) {
 		s.wg.Go(s.objects.reaper)
 		for _, p := range s.objects.buckets {
 			s.wg.Go(func() { s.attendBucket(p) })
+			s.wg.Go(func() { s.attendWrites(p) })
 		}
 	}
 	if s.g3 != nil {

@@ -92,7 +92,9 @@ func TestThrottlingStorm(t *testing.T) {
 func TestEndlessThrottling(t *testing.T) {
 	s := newServer(t)
 	p := servers.NewProxy(t, s.Endpoint)
-	p.Behave(func(w http.ResponseWriter, r *http.Request, _ http.Handler) { servers.FailS3(w, r, 429, "TooManyRequests") })
+	p.Behave(func(w http.ResponseWriter, r *http.Request, _ http.Handler) {
+		servers.FailS3(w, r, 429, "TooManyRequests")
+	})
 	b := newBackend(t, p.URL, object.Options{})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
@@ -198,7 +200,9 @@ func TestOnceBroken(t *testing.T) {
 func TestOutageSpendsTheBudget(t *testing.T) {
 	s := newServer(t)
 	p := servers.NewProxy(t, s.Endpoint)
-	p.Behave(func(w http.ResponseWriter, r *http.Request, _ http.Handler) { servers.FailS3(w, r, 500, "InternalError") })
+	p.Behave(func(w http.ResponseWriter, r *http.Request, _ http.Handler) {
+		servers.FailS3(w, r, 500, "InternalError")
+	})
 	b := newBackend(t, p.URL, object.Options{RetryBudget: 10})
 	const calls = 100
 	for range calls {
@@ -339,7 +343,9 @@ func TestNonsense(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	p.Behave(func(w http.ResponseWriter, r *http.Request, _ http.Handler) { servers.FailS3(w, r, 403, "AccessDenied") })
+	p.Behave(func(w http.ResponseWriter, r *http.Request, _ http.Handler) {
+		servers.FailS3(w, r, 403, "AccessDenied")
+	})
 	_, err := b.Get(t.Context(), "x", 10, object.Vector{make([]byte, 10)}, false)
 	if e := wantError(t, err, object.ClassDenied, "AccessDenied"); e.Request != "req-AccessDenied" || e.Hint == "" {
 		t.Errorf("%+v", e)

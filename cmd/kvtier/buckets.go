@@ -28,6 +28,10 @@ func (s bucketService) Get(ctx context.Context, key string, off int64, dst [][]b
 
 func (s bucketService) Put(ctx context.Context, key string, src [][]byte, ifAbsent bool) error {
 	_, err := s.b.Put(ctx, key, src, ifAbsent)
+	switch object.ClassOf(err) {
+	case object.ClassFull, object.ClassDenied:
+		return fmt.Errorf("%w: %w", bucket.ErrNoWrites, err)
+	}
 	return bucketErr(err)
 }
 

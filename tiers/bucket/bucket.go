@@ -24,6 +24,9 @@ var (
 	// ErrNoAnswer: the service did not answer, or refused because of its load: the same call
 	// may succeed later. Its failures have it where that is so.
 	ErrNoAnswer = errors.New("no answer")
+	// ErrNoWrites: the service takes no object now: the bucket is full, or the credentials
+	// may not write. It says nothing of reads. Put fails with it.
+	ErrNoWrites = errors.New("bucket takes no objects")
 )
 
 // Service is the part of a bucket below a prefix. Its calls wait no longer than ctx
@@ -106,12 +109,18 @@ func (b *Bucket) Claim(ctx context.Context) error {
 }
 
 // Probe writes a small object and reads it back: whether the bucket does all that is asked
-// of it.
+// of it. With ErrNoWrites it answers reads, and does not write.
 func (b *Bucket) Probe(ctx context.Context) error {
 	var want [32]byte
 	_, _ = rand.Read(want[:]) // does not fail
 	key := packed.ProbeKey(b.cluster, b.store)
-	if err := b.service.Put(ctx, key, [][]byte{want[:]}, false); err != nil {
+	err := b.service.Put(ctx, key, [][]byte{want[:]}, false)
+	if errors.Is(err, ErrNoWrites) {
+		if _, e := readRecord(ctx, b.service, packed.ClusterKey); e != nil {
+			err = e
+		}
+	}
+	if err != nil {
 		return fmt.Errorf("probe: %w", err)
 	}
 	var have [32]byte
@@ -193,6 +202,19 @@ func (b *Bucket) Read(ctx context.Context, n packed.Name, off int64, parts [][]b
 		return fmt.Errorf("read %s at %d: %w", n, off, err)
 	}
 	return nil
+}
+
+// Has reports whether a list of the bucket has an object.
+func (b *Bucket) Has(ctx context.Context, n packed.Name) (there bool, err error) {
+	key := n.String()
+	err = b.each(ctx, key, func(o Object) error {
+		there = there || o.Key == key
+		return nil
+	})
+	if err != nil {
+		return false, fmt.Errorf("list %s: %w", n, err)
+	}
+	return there, nil
 }
 
 // Remove removes objects.
