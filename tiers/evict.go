@@ -109,20 +109,22 @@ func (v *evictor) evict() {
 			return
 		}
 		evicting = true
-		var freed int64
+		var freed, leaving int64
 		if need == 0 {
 			// There are bytes enough, in slots of other sizes.
 			freed = v.vacate(starving)
 		}
 		if freed == 0 {
-			freed = v.round(max(min(max(need, starving), evictBytes), v.leastRound()))
+			freed, leaving = v.round(max(min(max(need, starving), evictBytes), v.leastRound()))
 		}
-		if freed == 0 && starving > 0 {
+		if freed == 0 && leaving == 0 && starving > 0 {
 			freed = v.vacate(starving)
 		}
 		v.drain()
-		if freed == 0 {
-			v.t.inVain()
+		if freed == 0 && leaving == 0 {
+			if v.t.leaving.Load() == 0 {
+				v.t.inVain()
+			}
 			return
 		}
 	}
@@ -136,15 +138,16 @@ func (v *evictor) leastRound() int64 {
 	return min(objectTarget, v.t.capacity/16)
 }
 
-// round evicts what the policy proposes and returns the bytes that came free.
-func (v *evictor) round(need int64) int64 {
+// round evicts what the policy proposes and returns the bytes that came free, and those that
+// will.
+func (v *evictor) round(need int64) (freed, leaving int64) {
 	v.victims = v.p.Victims(v.victims[:0], need, v.mayFollow)
-	freed := v.s.evict(v.t, v.victims)
-	if freed == 0 && v.old != nil {
+	freed, leaving = v.s.evict(v.t, v.victims, false)
+	if freed == 0 && leaving == 0 && v.old != nil {
 		v.victims = v.old.Victims(v.victims[:0], need, v.mayFollow)
-		freed = v.s.evict(v.t, v.victims)
+		freed, leaving = v.s.evict(v.t, v.victims, false)
 	}
-	return freed
+	return freed, leaving
 }
 
 // mayFollow is the store's say in what a policy proposes, which has children before
@@ -278,7 +281,7 @@ func (v *evictor) clearOut(at extentAt, owners []block.Handle) (freed int64, emp
 				rest = append(rest, h)
 			}
 		}
-		n := v.s.evict(v.t, free)
+		n, _ := v.s.evict(v.t, free, true)
 		freed += n
 		if n == 0 {
 			break
@@ -299,18 +302,18 @@ func (v *evictor) vacating(at extentAt, on bool) {
 
 // evict takes blocks out of a tier: from G2 down to G3 if there is one, it does not
 // have them and they are admitted, from the lower of the two into G4 if there is one,
-// else out of the store. It returns the bytes of the slots that came free.
-func (s *Store) evict(t *tier, hs []block.Handle) int64 {
+// else out of the store. It returns the bytes of the slots that came free, and of those that
+// do so when their blocks are in G4; with wait that is waited for.
+func (s *Store) evict(t *tier, hs []block.Handle, wait bool) (freed, leaving int64) {
 	if len(hs) == 0 {
-		return 0
+		return 0, 0
 	}
 	switch {
 	case s.objects != nil && t == s.lowest():
-		return s.takeOut(t, hs)
+		return s.takeOut(t, hs, wait)
 	case t.ix == ixG3:
-		return s.dropG3(hs)
+		return s.dropG3(hs), 0
 	}
-	var freed int64
 	var down []block.Handle
 	lost := block.NoReason
 	if s.g3 == nil {
@@ -324,7 +327,7 @@ func (s *Store) evict(t *tier, hs []block.Handle) int64 {
 		}
 	}
 	if s.g3 == nil || len(down) == 0 {
-		return freed
+		return freed, 0
 	}
 	down, past, turned, paid := s.sift(down)
 	freed += turned
@@ -358,9 +361,11 @@ func (s *Store) evict(t *tier, hs []block.Handle) int64 {
 		freed += n
 	}
 	if len(past) > 0 {
-		freed += s.takeOut(t, past)
+		var n int64
+		n, leaving = s.takeOut(t, past, wait)
+		freed += n
 	}
-	return freed
+	return freed, leaving
 }
 
 // dropG2 takes a block out of G2 if nobody uses it. The last copy goes only for a

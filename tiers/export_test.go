@@ -109,7 +109,8 @@ func AwaitCommits(s *Store) {
 // Evict takes a block out of a tier as the tier's evictor does, and returns the
 // bytes that came free there.
 func Evict(s *Store, t block.TierID, h block.Handle) (freed int64) {
-	return s.evict(s.tier(index.TierIndex(t)), []block.Handle{h})
+	freed, _ = s.evict(s.tier(index.TierIndex(t)), []block.Handle{h}, true)
+	return freed
 }
 
 // Used reports whether a block is known to be used since it came into G2.

@@ -20,7 +20,8 @@ import (
 // of them than memory can list, so the resident table does not have them: what is not
 // there is looked for in the catalog. A block that comes up from G4 stays there too.
 //
-//	offload.go   blocks that leave the lowest local tier go into objects
+//	uploads.go   blocks that leave the lowest local tier wait for their turn
+//	offload.go   they go into objects
 //	onboard.go   they come back
 //	ledger.go    what the catalog says of both
 //	bury.go      deletes, and the removal of objects that nothing lives in any more
@@ -31,6 +32,7 @@ type objects struct {
 	partial bool // the catalog knows of buckets that are not among these
 	ledger  ledger
 	room    *uploadRoom
+	uploads uploads
 	reap    chan struct{} // buffer of 1: there may be objects to remove
 
 	speed                   speed
@@ -77,7 +79,7 @@ type objectBucket struct {
 const (
 	// bucketPatience is how long one call of a bucket may take, beside a second for each
 	// MiB: it includes the tries of the service's client.
-	bucketPatience = 30 * time.Second
+	bucketPatience = 15 * time.Second
 	maxOwed        = 1 << 16
 )
 
@@ -94,6 +96,7 @@ func (s *Store) openObjects(ctx context.Context) error {
 	o.mu.owed, o.mu.doubted = map[block.Key]*objectBucket{}, map[block.Key]bool{}
 	o.speed.first = firstDevice
 	o.ledger.init(s)
+	o.uploads.init(o)
 	known, err := s.catalog.Buckets()
 	if err != nil {
 		return err
@@ -333,7 +336,7 @@ func (o *objects) event(kind block.EventKind, r *index.PackedRecord) block.Event
 func (o *objects) stats() block.TierStats {
 	st := block.TierStats{
 		Tier: block.G4, Blocks: o.blocks.Load(), Payload: o.payload.Load(), Used: o.payload.Load(),
-		BytesIn: o.bytesIn.Load(), BytesOut: o.bytesOut.Load(), Hits: o.hits.Load(),
+		BytesIn: o.bytesIn.Load(), BytesOut: o.bytesOut.Load(), Hits: o.hits.Load(), Uploads: o.uploads.stats(),
 	}
 	for _, p := range o.buckets {
 		d := block.DeviceStats{Path: p.service.String()}

@@ -407,41 +407,6 @@ func (o *objects) seat(ns *namespace, obj *index.ObjectRecord, members []*parcel
 	return nil
 }
 
-// takeOut has blocks leave the lowest local tier: into G4 those that it does not have, then
-// they are dropped here. While buckets are only slow, what is not written stays. When there
-// is no bucket to write to, blocks leave as if there were no G4.
-func (s *Store) takeOut(t *tier, hs []block.Handle) (freed int64) {
-	var held, out []block.Handle
-	takes := s.objects.takes()
-	for _, h := range hs {
-		s.table.Update(h, func(e *index.Entry) {
-			switch {
-			case e.Refs > 0 || !live(e, t.ix):
-			case live(e, 1-t.ix) || e.Flags&flagPacked != 0 || !takes:
-				out = append(out, h)
-			default:
-				e.Refs++
-				held = append(held, h)
-			}
-		})
-	}
-	errs := s.objects.offload(s.life, t, held)
-	for i, h := range held {
-		s.release(h)
-		if err := errs[i]; err == nil || !s.objects.takes() || errors.Is(err, block.ErrCorrupt) {
-			out = append(out, h)
-		}
-	}
-	if t.ix == ixG3 {
-		return s.dropG3(out)
-	}
-	for _, h := range out {
-		n, _ := s.dropG2(h, block.Evicted)
-		freed += n
-	}
-	return freed
-}
-
 // drainFar is Drain into G4.
 func (s *Store) drainFar(ctx context.Context, hs []block.Handle, res DrainResult, progress func(DrainProgress)) (DrainResult, error) {
 	var failed error

@@ -328,6 +328,7 @@ func (s *Store) startWork(evictors []*evictor) {
 	if s.objects != nil {
 		s.wg.Go(s.objects.ledger.run)
 		s.wg.Go(s.objects.reaper)
+		s.wg.Go(s.objects.uploads.run)
 		for _, p := range s.objects.buckets {
 			s.wg.Go(func() { s.attendBucket(p) })
 			s.wg.Go(func() { s.attendWrites(p) })

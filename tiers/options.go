@@ -37,6 +37,12 @@ type Options struct {
 	Objects []bucket.Service
 	Cluster string
 
+	// UploadBytes bounds the blocks that wait to go into objects, or are on their way, and
+	// are in a local tier still, by the bytes of their slots; UploadAge is how long one waits
+	// before it is given back to its tier, which may choose others then.
+	UploadBytes int64
+	UploadAge   time.Duration
+
 	// High and Low are the watermarks of each tier, as shares of its capacity:
 	// the evictor starts above High and ends below Low.
 	High, Low float64
@@ -109,6 +115,12 @@ func (o Options) withDefaults() Options {
 	if o.PrefetchBytes == 0 {
 		o.PrefetchBytes = 256 << 20
 	}
+	if o.UploadBytes == 0 {
+		o.UploadBytes = 256 << 20
+	}
+	if o.UploadAge == 0 {
+		o.UploadAge = 30 * time.Second
+	}
 	if o.StallAfter == 0 {
 		o.StallAfter = 5 * time.Second
 	}
@@ -154,6 +166,10 @@ func (o Options) validate() error {
 		return fmt.Errorf("%w: slabs: %d given and none wanted", block.ErrInvalid, len(o.Slabs))
 	case o.Grace < 0:
 		return fmt.Errorf("%w: grace: %v", block.ErrInvalid, o.Grace)
+	case o.UploadBytes < 0:
+		return fmt.Errorf("%w: upload bytes: %d", block.ErrInvalid, o.UploadBytes)
+	case o.UploadAge < 0:
+		return fmt.Errorf("%w: upload age: %v", block.ErrInvalid, o.UploadAge)
 	case o.StallAfter < 0:
 		return fmt.Errorf("%w: stall after: %v", block.ErrInvalid, o.StallAfter)
 	case o.ProbeEvery < 0:

@@ -43,6 +43,7 @@ type tier struct {
 	evictions, dropped, reclaimed    atomic.Int64
 	bytesIn, bytesOut, refused, hits atomic.Int64
 	behind, fellBehind               atomic.Int64 // see watchdog
+	leaving                          atomic.Int64 // bytes of slots that uploads will free; see uploads
 }
 
 // device is one medium of a tier: the arena of G2, or one slab of G3.
@@ -255,12 +256,14 @@ func (t *tier) inVain() {
 	t.mu.Unlock()
 }
 
-// pressure says how many bytes have to go now (0: none), and the slot size that
+// pressure says how many bytes have to go now, beside those that are about to (0: none), and
+// the slot size that
 // somebody waits for although there would be bytes enough (0: none).
 func (t *tier) pressure(evicting bool) (need, starving int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	limit, used := t.high, t.mu.used+t.mu.ahead
+	leaving := t.leaving.Load()
+	limit, used := t.high, t.mu.used+t.mu.ahead-leaving
 	if evicting {
 		limit = t.low
 	}
@@ -274,7 +277,9 @@ func (t *tier) pressure(evicting bool) (need, starving int64) {
 				return need, 0
 			}
 		}
-		starving = t.mu.want
+		if starving = t.mu.want; leaving >= starving {
+			starving = 0 // what is on its way up leaves room
+		}
 	}
 	return need, starving
 }

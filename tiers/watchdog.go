@@ -63,7 +63,9 @@ func (s *Store) lookAfter(t *tier, d *watchdog, now time.Time) {
 	}
 	d.told = now
 	why := "blocks come faster than they leave"
-	if futile > d.futile {
+	if t.leaving.Load() > 0 {
+		why = "the object tier takes blocks more slowly than they come"
+	} else if futile > d.futile {
 		why = "nothing may leave: blocks are in use, leased, pinned, or too young"
 	}
 	s.log.Warn("eviction is behind", "tier", t.id, "for", behind.Round(time.Second), "above_high", used-t.high, "free", t.capacity-used, "why", why)

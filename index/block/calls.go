@@ -252,6 +252,15 @@ type TierStats struct {
 	FellBehind int64
 	Admission  *AdmissionStats // nil: all that leaves the tier above is written
 	Curves     []Curve
+	Uploads    *UploadStats // of G4; nil: it is another tier
+}
+
+// UploadStats says how the blocks do that are to go from the local tiers into objects.
+type UploadStats struct {
+	Blocks, Bytes int64 // that wait, or are on their way; bytes of slots
+	HeldBack      int64 // blocks that did not leave since the queue was full
+	Dropped       int64 // blocks that stayed since they had waited too long
+	Failed        int64 // blocks that could not be written
 }
 
 // Curve is what a tier would have had of the requests since the start if it were

@@ -1,10 +1,15 @@
 package servers
 
 import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
 	"fmt"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -65,6 +70,38 @@ func (a *Azurite) Addr() string { return a.p.addr }
 
 // Endpoint is the URL of the account at an address: Addr, or a proxy's.
 func (a *Azurite) Endpoint(addr string) string { return "http://" + addr + "/" + AzuriteAccount }
+
+// Container makes a container, unless there is one of that name.
+func (a *Azurite) Container(t testing.TB, name string) {
+	t.Helper()
+	const version = "2021-08-06" // of the protocol; every Azurite knows it
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPut, a.Endpoint(a.Addr())+"/"+name+"?restype=container", http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	date := time.Now().UTC().Format(http.TimeFormat)
+	req.Header.Set("x-ms-date", date)
+	req.Header.Set("x-ms-version", version)
+	// The scheme "Shared Key": the method, eleven headers that are empty, the service's own
+	// headers, and the resource.
+	sign := "PUT" + strings.Repeat("\n", 12) + "x-ms-date:" + date + "\nx-ms-version:" + version + "\n/" + AzuriteAccount + req.URL.Path + "\nrestype:container"
+	key, err := base64.StdEncoding.DecodeString(AzuriteKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mac := hmac.New(sha256.New, key)
+	mac.Write([]byte(sign))
+	req.Header.Set("Authorization", "SharedKey "+AzuriteAccount+":"+base64.StdEncoding.EncodeToString(mac.Sum(nil)))
+	transport := &http.Transport{DisableKeepAlives: true}
+	resp, err := transport.RoundTrip(req)
+	if err != nil {
+		t.Fatalf("make container %s: %v", name, err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusCreated && resp.StatusCode != http.StatusConflict {
+		t.Fatalf("make container %s: %s", name, resp.Status)
+	}
+}
 
 // Login lets the SDK's standard chain find the account, and none of this machine's.
 func (a *Azurite) Login(t testing.TB) {

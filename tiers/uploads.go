@@ -1,0 +1,252 @@
+package tiers
+
+import (
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kvtier/kvtier/index"
+	"github.com/kvtier/kvtier/index/block"
+)
+
+// uploads is the queue of blocks that are to go into objects. An evictor puts there what is
+// to leave the lowest local tier, and goes on: the block stays where it is, held by a
+// reference, until its object is committed, and then leaves. Several objects go up at a time,
+// and what waits meanwhile makes the next ones larger. A queue that is full holds eviction
+// back; who waits too long in it is given back to the evictor, which may choose better by
+// then.
+type uploads struct {
+	o    *objects
+	most int64 // bytes of slots
+	age  time.Duration
+	kick chan struct{} // buffer of 1
+	mu   struct {
+		sync.Mutex
+		queue  []*leaver
+		bytes  int64 // of slots, of what waits and what is under way
+		blocks int64
+		closed bool
+	}
+	heldBack, aged, failed atomic.Int64 // blocks
+}
+
+// leaver is a block in the queue, on which a reference is held.
+type leaver struct {
+	parcel
+	t     *tier
+	bytes int64 // of its slot
+	since time.Time
+	party *departures // nil: nobody waits for it
+}
+
+// departures are blocks that somebody waits for.
+type departures struct {
+	all   sync.WaitGroup
+	freed atomic.Int64
+}
+
+func (u *uploads) init(o *objects) {
+	u.o, u.most, u.age, u.kick = o, o.s.opts.UploadBytes, o.s.opts.UploadAge, make(chan struct{}, 1)
+}
+
+// add queues blocks of a tier that are to leave it, and takes over the references that are
+// held on them. The bytes of those for which there is room count as leaving; the others it
+// lets go. With d not nil there is room for all, and who asked waits for d.
+func (u *uploads) add(t *tier, hs []block.Handle, d *departures) (queued int64) {
+	var rest []block.Handle
+	now := time.Now()
+	u.mu.Lock()
+	for _, h := range hs {
+		l := &leaver{parcel: parcel{h: h}, t: t, since: now, party: d}
+		u.o.s.table.View(h, func(e *index.Entry) { l.bytes, _ = SlotBytes(int64(e.Len)) })
+		if u.mu.closed || d == nil && u.mu.bytes > 0 && u.mu.bytes+l.bytes > u.most {
+			rest = append(rest, h)
+			continue
+		}
+		u.mu.queue = append(u.mu.queue, l)
+		u.mu.bytes += l.bytes
+		u.mu.blocks++
+		queued += l.bytes
+		t.leaving.Add(l.bytes)
+		if d != nil {
+			d.all.Add(1)
+		}
+	}
+	u.mu.Unlock()
+	u.heldBack.Add(int64(len(rest)))
+	for _, h := range rest {
+		u.o.s.release(h)
+	}
+	if queued > 0 {
+		select {
+		case u.kick <- struct{}{}:
+		default:
+		}
+	}
+	return queued
+}
+
+// run has objects written until the store's life ends.
+func (u *uploads) run() {
+	s := u.o.s
+	turns := make(chan struct{}, uploadDepth)
+	for {
+		select {
+		case <-u.kick:
+		case <-s.life.Done():
+			u.mu.Lock()
+			u.mu.closed = true
+			left := u.mu.queue
+			u.mu.queue = nil
+			u.mu.Unlock()
+			u.end(left)
+			return
+		}
+		u.mu.Lock()
+		all := u.mu.queue
+		u.mu.queue = nil
+		u.mu.Unlock()
+		for _, t := range s.tiers() {
+			u.dispatch(t, all, turns)
+		}
+	}
+}
+
+// dispatch starts the uploads of what is of a tier among all.
+func (u *uploads) dispatch(t *tier, all []*leaver, turns chan struct{}) {
+	s := u.o.s
+	by := map[*parcel]*leaver{}
+	var left []*parcel
+	var there []*leaver
+	for _, l := range all {
+		if l.t != t {
+			continue
+		}
+		if l.err = u.o.lookAt(&l.parcel); l.err != nil || l.e.Flags&flagPacked != 0 {
+			there = append(there, l)
+			continue
+		}
+		by[&l.parcel] = l
+		left = append(left, &l.parcel)
+	}
+	u.end(there)
+	for _, load := range loads(left) {
+		ls := make([]*leaver, len(load))
+		for i, p := range load {
+			ls[i] = by[p]
+		}
+		select {
+		case turns <- struct{}{}:
+		case <-s.life.Done():
+			u.end(ls)
+			continue
+		}
+		if time.Since(ls[0].since) > u.age {
+			u.aged.Add(int64(len(ls)))
+			u.end(ls)
+			<-turns
+			continue
+		}
+		s.wg.Go(func() {
+			u.o.upload(s.life, t, load)
+			u.end(ls)
+			<-turns
+		})
+	}
+}
+
+// end has blocks of one tier leave it that G4 has now, or that it will not get: when no bucket
+// takes objects, and when their bytes are damaged. The others stay.
+func (u *uploads) end(ls []*leaver) {
+	s := u.o.s
+	takes := u.o.takes()
+	var bytes, freed int64
+	var out []block.Handle
+	for _, l := range ls {
+		if l.err != nil && !errors.Is(l.err, block.ErrNotFound) {
+			u.failed.Add(1)
+		}
+		s.release(l.h)
+		switch goes := l.e.Flags&flagPacked != 0 || !takes || errors.Is(l.err, block.ErrCorrupt); {
+		case goes && l.party != nil:
+			n := s.drop(l.t, []block.Handle{l.h})
+			l.party.freed.Add(n)
+			freed += n
+		case goes:
+			out = append(out, l.h)
+		}
+		bytes += l.bytes
+	}
+	if len(out) > 0 {
+		freed += s.drop(ls[0].t, out)
+	}
+	for _, l := range ls {
+		l.t.leaving.Add(-l.bytes)
+		if l.party != nil {
+			l.party.all.Done()
+		}
+	}
+	u.mu.Lock()
+	u.mu.bytes -= bytes
+	u.mu.blocks -= int64(len(ls))
+	u.mu.Unlock()
+	if freed > 0 { // else the evictor looks again by itself, after a while
+		for _, t := range s.tiers() {
+			t.wake()
+		}
+	}
+}
+
+func (u *uploads) stats() *block.UploadStats {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return &block.UploadStats{
+		Blocks: u.mu.blocks, Bytes: u.mu.bytes, HeldBack: u.heldBack.Load(), Dropped: u.aged.Load(), Failed: u.failed.Load(),
+	}
+}
+
+// takeOut has blocks leave the lowest local tier: into G4 those that it does not have, by the
+// queue of uploads, and then they are dropped here. When there is no bucket to write to,
+// blocks leave as if there were no G4. It returns the bytes that came free, and those that
+// are to; with wait none are left of the latter.
+func (s *Store) takeOut(t *tier, hs []block.Handle, wait bool) (freed, leaving int64) {
+	var held, out []block.Handle
+	takes := s.objects.takes()
+	for _, h := range hs {
+		s.table.Update(h, func(e *index.Entry) {
+			switch {
+			case e.Refs > 0 || !live(e, t.ix):
+			case live(e, 1-t.ix) || e.Flags&flagPacked != 0 || !takes:
+				out = append(out, h)
+			default:
+				e.Refs++
+				held = append(held, h)
+			}
+		})
+	}
+	var d *departures
+	if wait {
+		d = &departures{}
+	}
+	leaving = s.objects.uploads.add(t, held, d)
+	freed = s.drop(t, out)
+	if wait {
+		d.all.Wait()
+		return freed + d.freed.Load(), 0
+	}
+	return freed, leaving
+}
+
+// drop drops blocks from the lowest local tier, those that may leave it now, and returns the
+// bytes that came free.
+func (s *Store) drop(t *tier, hs []block.Handle) (freed int64) {
+	if t.ix == ixG3 {
+		return s.dropG3(hs)
+	}
+	for _, h := range hs {
+		n, _ := s.dropG2(h, block.Evicted)
+		freed += n
+	}
+	return freed
+}
