@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"fmt"
 	"math"
 	"path/filepath"
 	"strings"
@@ -39,11 +38,48 @@ func endless(t *testing.T, trace, limit string) float64 {
 func TestObjectTier(t *testing.T) {
 	withoutRace(t)
 	_, url := bucketOf(t)
-	dir := t.TempDir()
-	trace, limit, dram, nvme := smallTrace, "300", "64MiB", "96MiB"
 	if soak {
-		trace, limit, dram, nvme = conversation, "0", "128MiB", "512MiB"
+		objectTier(t, url, conversation, "0", "128MiB", "512MiB")
+	} else {
+		objectTier(t, url, smallTrace, "300", "64MiB", "96MiB")
 	}
+	refusesBuckets(t, url, "west", map[string]badBucket{
+		"another cluster": {url, "east", []string{`"east"`, `"west"`}},
+		"no bucket":       {strings.Replace(url, "kvtier/", "nobody/", 1), "west", []string{"nobody"}},
+		"bad endpoint":    {"s3://kvtier/p?path_style=true&region=us-east-1&endpoint=http://127.0.0.1:1", "west", []string{"endpoint"}},
+		"not a bucket":    {"ftp://kvtier/p", "west", []string{"--object", "s3://"}},
+	})
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+	refusesBuckets(t, url, "", map[string]badBucket{"wrong credentials": {url, "west", []string{"AWS_"}}})
+}
+
+// azurite is shared by the tests that need it, and stopped by TestMain.
+var azurite servers.Azurite
+
+// TestObjectTierAzure is TestObjectTier over Azure's service, with less of the trace.
+func TestObjectTierAzure(t *testing.T) {
+	withoutRace(t)
+	azurite.Start(t)
+	azurite.Login(t)
+	azurite.Container(t, "kvtier")
+	url := "azure://kvtier/some/prefix?endpoint=" + azurite.Endpoint(azurite.Addr())
+	if soak {
+		objectTier(t, url, conversation, "1500", "128MiB", "512MiB")
+	} else {
+		objectTier(t, url, smallTrace, "120", "32MiB", "48MiB")
+	}
+	refusesBuckets(t, url, "west", map[string]badBucket{
+		"another cluster": {url, "east", []string{`"east"`, `"west"`}},
+		"no container":    {strings.Replace(url, "kvtier/", "nobody/", 1), "west", []string{"nobody"}},
+	})
+	t.Setenv("AZURE_STORAGE_KEY", "d3Jvbmc=")
+	refusesBuckets(t, url, "", map[string]badBucket{"wrong credentials": {url, "west", []string{"AZURE_"}}})
+}
+
+// objectTier replays a trace over a bucket, which is the cluster west's then.
+func objectTier(t *testing.T, url, trace, limit, dram, nvme string) {
+	t.Helper()
+	dir := t.TempDir()
 	args := []string{"--data", filepath.Join(dir, "data"), "--dram", dram, "--nvme", filepath.Join(dir, "slab") + "=" + nvme, "--object", url, "--cluster", "west"}
 	d := serve(t, args...)
 	want := endless(t, trace, limit)
@@ -59,8 +95,8 @@ func TestObjectTier(t *testing.T) {
 	t.Logf("%d blocks of %d bytes went into the bucket", st.Blocks, st.Payload)
 
 	// Killed while blocks go into the bucket, by durable puts of another namespace.
-	second := start(t, nil, "replay", trace, "--server", d.addr, "--block-bytes", "64KiB", "--verify", "--durable", "g3", "--namespace", "second", "--json")
-	until(t, "uploads", func() bool { return tierStats(t, c, block.G4).BytesIn > st.BytesIn+32<<20 })
+	second := start(t, nil, "replay", trace, "--server", d.addr, "--block-bytes", "64KiB", "--verify", "--durable", "g3", "--namespace", "second", "--limit", limit, "--json")
+	until(t, "uploads", func() bool { return tierStats(t, c, block.G4).BytesIn > st.BytesIn+16<<20 })
 	d.kill()
 	second.wait()
 	d = serve(t, args...)
@@ -74,32 +110,35 @@ func TestObjectTier(t *testing.T) {
 	if *r.PrefixHitRate < 0.9 {
 		t.Errorf("a second pass has a prefix hit rate of %.4f", *r.PrefixHitRate)
 	}
+	d.kill()
+}
 
-	other := []string{"--data", filepath.Join(dir, "other"), "--dram", "64MiB", "--nvme", "none", "--object", url}
-	serve(t, append(other, "--cluster", "west")...).kill()
-	for name, c := range map[string]struct {
-		url, cluster string
-		says         []string
-	}{
-		"another cluster": {url, "east", []string{`"east"`, `"west"`}},
-		"no bucket":       {strings.Replace(url, "kvtier/", "nobody/", 1), "west", []string{"nobody"}},
-		"bad endpoint":    {"s3://kvtier/p?path_style=true&region=us-east-1&endpoint=http://127.0.0.1:1", "west", []string{"endpoint"}},
-		"not a bucket":    {"ftp://kvtier/p", "west", []string{"--object", "s3://"}},
-	} {
-		args := append([]string{"serve", "--listen", "127.0.0.1:0"}, other[:6]...)
-		r := command(t, nil, append(args, "--data", filepath.Join(dir, fmt.Sprint(len(name))), "--object", c.url, "--cluster", c.cluster)...)
+// badBucket is one that a daemon does not serve, and what it says then.
+type badBucket struct {
+	url, cluster string
+	says         []string
+}
+
+// refusesBuckets starts daemons with buckets that none may use. Another daemon of the cluster
+// that is named may use url.
+func refusesBuckets(t *testing.T, url, cluster string, bad map[string]badBucket) {
+	t.Helper()
+	dir := t.TempDir()
+	with := func(name, url, cluster string) []string {
+		return []string{"--data", filepath.Join(dir, name), "--dram", "64MiB", "--nvme", "none", "--object", url, "--cluster", cluster}
+	}
+	if cluster != "" {
+		serve(t, with("other", url, cluster)...).kill()
+	}
+	for name, b := range bad {
+		r := command(t, nil, onLoopback(with(name, b.url, b.cluster)...)...)
 		if r.code == 0 {
 			t.Errorf("%s: it serves", name)
 		}
-		for _, s := range c.says {
+		for _, s := range b.says {
 			if !strings.Contains(r.stderr, s) {
 				t.Errorf("%s: the error does not say %s:\n%s", name, s, r.stderr)
 			}
 		}
-	}
-	t.Setenv("AWS_SECRET_ACCESS_KEY", "wrong")
-	r2 := command(t, nil, onLoopback("--data", filepath.Join(dir, "fresh"), "--dram", "64MiB", "--nvme", "none", "--object", url, "--cluster", "west")...)
-	if r2.code == 0 || !strings.Contains(r2.stderr, "AWS_") {
-		t.Errorf("wrong credentials: exit code %d:\n%s", r2.code, r2.stderr)
 	}
 }

@@ -55,6 +55,7 @@ func (s *Store) commit(ctx context.Context, rs []*reservation, res []block.Commi
 		}
 		s.release(down[j])
 	}
+	s.writeThrough(rs, res)
 	if full := s.g2.events.full(); full != nil {
 		s.g2.wake()
 		select {

@@ -33,6 +33,7 @@ type objects struct {
 	ledger  ledger
 	room    *uploadRoom
 	uploads uploads
+	rules   objectRules
 	reap    chan struct{} // buffer of 1: there may be objects to remove
 
 	speed                   speed

@@ -77,7 +77,7 @@ func (o *objects) lookAt(p *parcel) error {
 	p.parent, p.has = s.parentHash(&p.e)
 	k := block.Key{NS: p.e.NS, Hash: p.e.Hash}
 	r, why := o.find(k)
-	if why != block.Hit || r.Sum != p.e.Sum || r.Len != p.e.Len || r.Expires != int64(p.e.Expires) {
+	if why != block.Hit || r.Sum != p.e.Sum || r.Len != p.e.Len || !o.lasts(&r, &p.e) {
 		return nil
 	}
 	o.mark(p)
@@ -257,7 +257,7 @@ func (o *objects) send(ctx context.Context, p *objectBucket, load []*parcel, pay
 		if l.err = o.stillThere(l); l.err != nil {
 			continue
 		}
-		m := packed.Member{Hash: l.e.Hash, Parent: l.parent, HasParent: l.has, Len: l.e.Len, Gen: s.gen.Add(1), Expires: int64(l.e.Expires), Sum: l.e.Sum}
+		m := packed.Member{Hash: l.e.Hash, Parent: l.parent, HasParent: l.has, Len: l.e.Len, Gen: s.gen.Add(1), Expires: o.expires(&l.e), Sum: l.e.Sum}
 		if !foot.Add(&m) {
 			l.err = fmt.Errorf("copy to g4: %w: object is full", block.ErrNoSpace)
 			continue
@@ -407,6 +407,51 @@ func (o *objects) seat(ns *namespace, obj *index.ObjectRecord, members []*parcel
 	return nil
 }
 
+// takeOut has blocks leave the lowest local tier: into G4 those that it does not have, by the
+// queue of uploads, and then they are dropped here. When there is no bucket to write to,
+// blocks leave as if there were no G4. It returns the bytes that came free, and those that
+// are to; with wait none are left of the latter.
+func (s *Store) takeOut(t *tier, hs []block.Handle, wait bool) (freed, leaving int64) {
+	var held, out []block.Handle
+	takes := s.objects.takes()
+	for _, h := range hs {
+		s.table.Update(h, func(e *index.Entry) {
+			switch {
+			case e.Refs > 0 || !live(e, t.ix):
+			case live(e, 1-t.ix) || e.Flags&flagPacked != 0 || !takes || s.objects.rule(e.NS).Mode == NoObjects:
+				out = append(out, h)
+			default:
+				e.Refs++
+				held = append(held, h)
+			}
+		})
+	}
+	var d *departures
+	if wait {
+		d = &departures{}
+	}
+	leaving = s.objects.uploads.add(t, held, d)
+	freed = s.drop(t, out)
+	if wait {
+		d.all.Wait()
+		return freed + d.freed.Load(), 0
+	}
+	return freed, leaving
+}
+
+// drop drops blocks from the lowest local tier, those that may leave it now, and returns the
+// bytes that came free.
+func (s *Store) drop(t *tier, hs []block.Handle) (freed int64) {
+	if t.ix == ixG3 {
+		return s.dropG3(hs)
+	}
+	for _, h := range hs {
+		n, _ := s.dropG2(h, block.Evicted)
+		freed += n
+	}
+	return freed
+}
+
 // drainFar is Drain into G4.
 func (s *Store) drainFar(ctx context.Context, hs []block.Handle, res DrainResult, progress func(DrainProgress)) (DrainResult, error) {
 	var failed error
@@ -417,7 +462,7 @@ func (s *Store) drainFar(ctx context.Context, hs []block.Handle, res DrainResult
 		for i, h := range hs[:n] {
 			ok := false
 			s.table.Update(h, func(e *index.Entry) {
-				if ok = live(e, ixG2) && e.Flags&flagDeleted == 0; ok {
+				if ok = live(e, ixG2) && e.Flags&flagDeleted == 0 && s.objects.rule(e.NS).Mode != NoObjects; ok {
 					e.Refs++
 					bytes += int64(e.Len)
 				}
@@ -466,7 +511,7 @@ func (s *Store) goesDown(t *tier, e *index.Entry) bool {
 	if t.ix == ixG2 && s.g3 != nil {
 		return true
 	}
-	return e.Flags&flagPacked != 0 || s.objects.takes()
+	return e.Flags&flagPacked != 0 || s.objects.takesOf(e.NS)
 }
 
 // uploadRoom is the memory that blocks of G3 are in while they are written into objects.

@@ -37,6 +37,9 @@ type Options struct {
 	Objects []bucket.Service
 	Cluster string
 
+	// ObjectRule, if not nil, says what becomes in G4 of the blocks of a namespace, by its
+	// name. It is asked once for each.
+	ObjectRule func(namespace string) ObjectRule
 	// UploadBytes bounds the blocks that wait to go into objects, or are on their way, and
 	// are in a local tier still, by the bytes of their slots; UploadAge is how long one waits
 	// before it is given back to its tier, which may choose others then.

@@ -24,16 +24,21 @@ type uploads struct {
 	mu   struct {
 		sync.Mutex
 		queue  []*leaver
+		// through are blocks that stay, and wait for others of theirs: throughBytes.
+		through      []*leaver
+		throughBytes int64
+		pause        *time.Timer // nil: no block waits so
 		bytes  int64 // of slots, of what waits and what is under way
 		blocks int64
 		closed bool
 	}
-	heldBack, aged, failed atomic.Int64 // blocks
+	heldBack, aged, failed, past atomic.Int64 // blocks
 }
 
 // leaver is a block in the queue, on which a reference is held.
 type leaver struct {
 	parcel
+	stays bool
 	t     *tier
 	bytes int64 // of its slot
 	since time.Time
@@ -87,6 +92,62 @@ func (u *uploads) add(t *tier, hs []block.Handle, d *departures) (queued int64) 
 	return queued
 }
 
+// throughLinger is how long blocks that go up as soon as they were put wait for others of
+// their sequence.
+const throughLinger = 500 * time.Millisecond
+
+// addThrough queues blocks of G2 that stay there, and takes over the references that are held
+// on them. Those for which there is no room it lets go.
+func (u *uploads) addThrough(hs []block.Handle) {
+	var rest []block.Handle
+	now := time.Now()
+	u.mu.Lock()
+	for _, h := range hs {
+		l := &leaver{parcel: parcel{h: h}, t: u.o.s.g2, since: now, stays: true}
+		u.o.s.table.View(h, func(e *index.Entry) { l.bytes, _ = SlotBytes(int64(e.Len)) })
+		if u.mu.closed || u.mu.bytes+l.bytes > u.most {
+			rest = append(rest, h)
+			continue
+		}
+		u.mu.through = append(u.mu.through, l)
+		u.mu.throughBytes += l.bytes
+		u.mu.bytes += l.bytes
+		u.mu.blocks++
+	}
+	switch {
+	case u.mu.throughBytes >= objectTarget:
+		u.releaseLocked()
+	case len(u.mu.through) > 0 && u.mu.pause == nil:
+		u.mu.pause = time.AfterFunc(throughLinger, func() {
+			u.mu.Lock()
+			defer u.mu.Unlock()
+			u.releaseLocked()
+		})
+	}
+	u.mu.Unlock()
+	u.past.Add(int64(len(rest)))
+	for _, h := range rest {
+		u.o.s.release(h)
+	}
+}
+
+// releaseLocked has what waits for others go up.
+func (u *uploads) releaseLocked() {
+	if u.mu.pause != nil {
+		u.mu.pause.Stop()
+		u.mu.pause = nil
+	}
+	if u.mu.closed || len(u.mu.through) == 0 {
+		return
+	}
+	u.mu.queue = append(u.mu.queue, u.mu.through...)
+	u.mu.through, u.mu.throughBytes = nil, 0
+	select {
+	case u.kick <- struct{}{}:
+	default:
+	}
+}
+
 // run has objects written until the store's life ends.
 func (u *uploads) run() {
 	s := u.o.s
@@ -97,8 +158,11 @@ func (u *uploads) run() {
 		case <-s.life.Done():
 			u.mu.Lock()
 			u.mu.closed = true
-			left := u.mu.queue
-			u.mu.queue = nil
+			left := append(u.mu.queue, u.mu.through...)
+			u.mu.queue, u.mu.through = nil, nil
+			if u.mu.pause != nil {
+				u.mu.pause.Stop()
+			}
 			u.mu.Unlock()
 			u.end(left)
 			return
@@ -160,7 +224,8 @@ func (u *uploads) dispatch(t *tier, all []*leaver, turns chan struct{}) {
 // takes objects, and when their bytes are damaged. The others stay.
 func (u *uploads) end(ls []*leaver) {
 	s := u.o.s
-	takes := u.o.takes()
+	// At the store's end nothing leaves for want of a bucket.
+	takes := u.o.takes() || s.life.Err() != nil
 	var bytes, freed int64
 	var out []block.Handle
 	for _, l := range ls {
@@ -168,7 +233,7 @@ func (u *uploads) end(ls []*leaver) {
 			u.failed.Add(1)
 		}
 		s.release(l.h)
-		switch goes := l.e.Flags&flagPacked != 0 || !takes || errors.Is(l.err, block.ErrCorrupt); {
+		switch goes := !l.stays && (l.e.Flags&flagPacked != 0 || !takes || errors.Is(l.err, block.ErrCorrupt)); {
 		case goes && l.party != nil:
 			n := s.drop(l.t, []block.Handle{l.h})
 			l.party.freed.Add(n)
@@ -179,10 +244,12 @@ func (u *uploads) end(ls []*leaver) {
 		bytes += l.bytes
 	}
 	if len(out) > 0 {
-		freed += s.drop(ls[0].t, out)
+		freed += s.drop(ls[0].t, out) // all are of one tier
 	}
 	for _, l := range ls {
-		l.t.leaving.Add(-l.bytes)
+		if !l.stays {
+			l.t.leaving.Add(-l.bytes)
+		}
 		if l.party != nil {
 			l.party.all.Done()
 		}
@@ -202,51 +269,6 @@ func (u *uploads) stats() *block.UploadStats {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return &block.UploadStats{
-		Blocks: u.mu.blocks, Bytes: u.mu.bytes, HeldBack: u.heldBack.Load(), Dropped: u.aged.Load(), Failed: u.failed.Load(),
+		Blocks: u.mu.blocks, Bytes: u.mu.bytes, HeldBack: u.heldBack.Load(), Dropped: u.aged.Load(), Through: u.past.Load(), Failed: u.failed.Load(),
 	}
-}
-
-// takeOut has blocks leave the lowest local tier: into G4 those that it does not have, by the
-// queue of uploads, and then they are dropped here. When there is no bucket to write to,
-// blocks leave as if there were no G4. It returns the bytes that came free, and those that
-// are to; with wait none are left of the latter.
-func (s *Store) takeOut(t *tier, hs []block.Handle, wait bool) (freed, leaving int64) {
-	var held, out []block.Handle
-	takes := s.objects.takes()
-	for _, h := range hs {
-		s.table.Update(h, func(e *index.Entry) {
-			switch {
-			case e.Refs > 0 || !live(e, t.ix):
-			case live(e, 1-t.ix) || e.Flags&flagPacked != 0 || !takes:
-				out = append(out, h)
-			default:
-				e.Refs++
-				held = append(held, h)
-			}
-		})
-	}
-	var d *departures
-	if wait {
-		d = &departures{}
-	}
-	leaving = s.objects.uploads.add(t, held, d)
-	freed = s.drop(t, out)
-	if wait {
-		d.all.Wait()
-		return freed + d.freed.Load(), 0
-	}
-	return freed, leaving
-}
-
-// drop drops blocks from the lowest local tier, those that may leave it now, and returns the
-// bytes that came free.
-func (s *Store) drop(t *tier, hs []block.Handle) (freed int64) {
-	if t.ix == ixG3 {
-		return s.dropG3(hs)
-	}
-	for _, h := range hs {
-		n, _ := s.dropG2(h, block.Evicted)
-		freed += n
-	}
-	return freed
 }

@@ -260,6 +260,7 @@ type UploadStats struct {
 	Blocks, Bytes int64 // that wait, or are on their way; bytes of slots
 	HeldBack      int64 // blocks that did not leave since the queue was full
 	Dropped       int64 // blocks that stayed since they had waited too long
+	Through       int64 // blocks that were to go up as soon as they were put, for which the queue had no room
 	Failed        int64 // blocks that could not be written
 }
 
