@@ -276,6 +276,9 @@ func statsToPB(s block.Stats) *pb.StatsResponse {
 		if a := t.Admission; a != nil {
 			p.Admission = &pb.AdmissionStats{Budget: a.Budget, Available: a.Available, Admitted: a.Admitted, Rejected: a.Rejected}
 		}
+		if u := t.Uploads; u != nil {
+			p.Uploads = &pb.UploadStats{Blocks: u.Blocks, Bytes: u.Bytes, HeldBack: u.HeldBack, Dropped: u.Dropped, Through: u.Through, Failed: u.Failed}
+		}
 		for _, k := range t.Curves {
 			p.Curves = append(p.Curves, &pb.Curve{Policy: k.Policy, Size: k.Size, Asked: k.Asked, Hits: k.Hits})
 		}
@@ -320,6 +323,11 @@ func statsFromPB(s *pb.StatsResponse) block.Stats {
 		}
 		if a := t.GetAdmission(); a != nil {
 			b.Admission = &block.AdmissionStats{Budget: a.GetBudget(), Available: a.GetAvailable(), Admitted: a.GetAdmitted(), Rejected: a.GetRejected()}
+		}
+		if u := t.GetUploads(); u != nil {
+			b.Uploads = &block.UploadStats{
+				Blocks: u.GetBlocks(), Bytes: u.GetBytes(), HeldBack: u.GetHeldBack(), Dropped: u.GetDropped(), Through: u.GetThrough(), Failed: u.GetFailed(),
+			}
 		}
 		for _, k := range t.GetCurves() {
 			b.Curves = append(b.Curves, block.Curve{Policy: k.GetPolicy(), Size: k.GetSize(), Asked: k.GetAsked(), Hits: k.GetHits()})

@@ -23,14 +23,14 @@ type uploads struct {
 	kick chan struct{} // buffer of 1
 	mu   struct {
 		sync.Mutex
-		queue  []*leaver
+		queue []*leaver
 		// through are blocks that stay, and wait for others of theirs: throughBytes.
 		through      []*leaver
 		throughBytes int64
 		pause        *time.Timer // nil: no block waits so
-		bytes  int64 // of slots, of what waits and what is under way
-		blocks int64
-		closed bool
+		bytes        int64       // of slots, of what waits and what is under way
+		blocks       int64
+		closed       bool
 	}
 	heldBack, aged, failed, past atomic.Int64 // blocks
 }

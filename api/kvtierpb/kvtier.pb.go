@@ -3904,6 +3904,7 @@ type TierStats struct {
 	FellBehind    int64                  `protobuf:"varint,20,opt,name=fell_behind,json=fellBehind,proto3" json:"fell_behind,omitempty"` // how often that began
 	Admission     *AdmissionStats        `protobuf:"bytes,21,opt,name=admission,proto3" json:"admission,omitempty"`                      // absent: all that leaves the tier above is written
 	Curves        []*Curve               `protobuf:"bytes,22,rep,name=curves,proto3" json:"curves,omitempty"`
+	Uploads       *UploadStats           `protobuf:"bytes,30,opt,name=uploads,proto3" json:"uploads,omitempty"` // of the object tier
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4092,6 +4093,99 @@ func (x *TierStats) GetCurves() []*Curve {
 	return nil
 }
 
+func (x *TierStats) GetUploads() *UploadStats {
+	if x != nil {
+		return x.Uploads
+	}
+	return nil
+}
+
+// UploadStats says how the blocks do that are to go from the local tiers into objects.
+// All but blocks and bytes are since the start.
+type UploadStats struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Blocks        int64                  `protobuf:"varint,1,opt,name=blocks,proto3" json:"blocks,omitempty"`                     // that wait, or are on their way
+	Bytes         int64                  `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`                       // of their slots
+	HeldBack      int64                  `protobuf:"varint,3,opt,name=held_back,json=heldBack,proto3" json:"held_back,omitempty"` // blocks that did not leave since the queue was full
+	Dropped       int64                  `protobuf:"varint,4,opt,name=dropped,proto3" json:"dropped,omitempty"`                   // blocks that stayed since they had waited too long
+	Through       int64                  `protobuf:"varint,5,opt,name=through,proto3" json:"through,omitempty"`                   // blocks that were to go up as soon as they were put, for which the queue had no room
+	Failed        int64                  `protobuf:"varint,6,opt,name=failed,proto3" json:"failed,omitempty"`                     // blocks that could not be written
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UploadStats) Reset() {
+	*x = UploadStats{}
+	mi := &file_kvtier_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UploadStats) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UploadStats) ProtoMessage() {}
+
+func (x *UploadStats) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UploadStats.ProtoReflect.Descriptor instead.
+func (*UploadStats) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *UploadStats) GetBlocks() int64 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
+func (x *UploadStats) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *UploadStats) GetHeldBack() int64 {
+	if x != nil {
+		return x.HeldBack
+	}
+	return 0
+}
+
+func (x *UploadStats) GetDropped() int64 {
+	if x != nil {
+		return x.Dropped
+	}
+	return 0
+}
+
+func (x *UploadStats) GetThrough() int64 {
+	if x != nil {
+		return x.Through
+	}
+	return 0
+}
+
+func (x *UploadStats) GetFailed() int64 {
+	if x != nil {
+		return x.Failed
+	}
+	return 0
+}
+
 // Curve is what a tier would have had of the requests since the start if it were
 // another, by itself: the blocks of matches that are not quiet.
 type Curve struct {
@@ -4106,7 +4200,7 @@ type Curve struct {
 
 func (x *Curve) Reset() {
 	*x = Curve{}
-	mi := &file_kvtier_proto_msgTypes[53]
+	mi := &file_kvtier_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4118,7 +4212,7 @@ func (x *Curve) String() string {
 func (*Curve) ProtoMessage() {}
 
 func (x *Curve) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[53]
+	mi := &file_kvtier_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4131,7 +4225,7 @@ func (x *Curve) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Curve.ProtoReflect.Descriptor instead.
 func (*Curve) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{53}
+	return file_kvtier_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Curve) GetPolicy() string {
@@ -4176,7 +4270,7 @@ type AdmissionStats struct {
 
 func (x *AdmissionStats) Reset() {
 	*x = AdmissionStats{}
-	mi := &file_kvtier_proto_msgTypes[54]
+	mi := &file_kvtier_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4188,7 +4282,7 @@ func (x *AdmissionStats) String() string {
 func (*AdmissionStats) ProtoMessage() {}
 
 func (x *AdmissionStats) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[54]
+	mi := &file_kvtier_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4201,7 +4295,7 @@ func (x *AdmissionStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmissionStats.ProtoReflect.Descriptor instead.
 func (*AdmissionStats) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{54}
+	return file_kvtier_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *AdmissionStats) GetBudget() int64 {
@@ -4245,7 +4339,7 @@ type PrefetchStats struct {
 
 func (x *PrefetchStats) Reset() {
 	*x = PrefetchStats{}
-	mi := &file_kvtier_proto_msgTypes[55]
+	mi := &file_kvtier_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4257,7 +4351,7 @@ func (x *PrefetchStats) String() string {
 func (*PrefetchStats) ProtoMessage() {}
 
 func (x *PrefetchStats) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[55]
+	mi := &file_kvtier_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4270,7 +4364,7 @@ func (x *PrefetchStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefetchStats.ProtoReflect.Descriptor instead.
 func (*PrefetchStats) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{55}
+	return file_kvtier_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *PrefetchStats) GetQueued() int64 {
@@ -4314,7 +4408,7 @@ type CatalogStats struct {
 
 func (x *CatalogStats) Reset() {
 	*x = CatalogStats{}
-	mi := &file_kvtier_proto_msgTypes[56]
+	mi := &file_kvtier_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4326,7 +4420,7 @@ func (x *CatalogStats) String() string {
 func (*CatalogStats) ProtoMessage() {}
 
 func (x *CatalogStats) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[56]
+	mi := &file_kvtier_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4339,7 +4433,7 @@ func (x *CatalogStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CatalogStats.ProtoReflect.Descriptor instead.
 func (*CatalogStats) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{56}
+	return file_kvtier_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *CatalogStats) GetState() string {
@@ -4400,7 +4494,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_kvtier_proto_msgTypes[57]
+	mi := &file_kvtier_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4412,7 +4506,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[57]
+	mi := &file_kvtier_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4425,7 +4519,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{57}
+	return file_kvtier_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *StatsResponse) GetUptimeMs() int64 {
@@ -4592,7 +4686,7 @@ type NamespaceStats struct {
 
 func (x *NamespaceStats) Reset() {
 	*x = NamespaceStats{}
-	mi := &file_kvtier_proto_msgTypes[58]
+	mi := &file_kvtier_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4604,7 +4698,7 @@ func (x *NamespaceStats) String() string {
 func (*NamespaceStats) ProtoMessage() {}
 
 func (x *NamespaceStats) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[58]
+	mi := &file_kvtier_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4617,7 +4711,7 @@ func (x *NamespaceStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceStats.ProtoReflect.Descriptor instead.
 func (*NamespaceStats) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{58}
+	return file_kvtier_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *NamespaceStats) GetName() string {
@@ -4669,7 +4763,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_kvtier_proto_msgTypes[59]
+	mi := &file_kvtier_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4681,7 +4775,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[59]
+	mi := &file_kvtier_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4694,7 +4788,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{59}
+	return file_kvtier_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *WatchRequest) GetNamespace() uint32 {
@@ -4753,7 +4847,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_kvtier_proto_msgTypes[60]
+	mi := &file_kvtier_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4765,7 +4859,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[60]
+	mi := &file_kvtier_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4778,7 +4872,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{60}
+	return file_kvtier_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -4866,7 +4960,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_kvtier_proto_msgTypes[61]
+	mi := &file_kvtier_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4878,7 +4972,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[61]
+	mi := &file_kvtier_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4891,7 +4985,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{61}
+	return file_kvtier_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *WatchResponse) GetReady() bool {
@@ -4942,7 +5036,7 @@ type PinRequest struct {
 
 func (x *PinRequest) Reset() {
 	*x = PinRequest{}
-	mi := &file_kvtier_proto_msgTypes[62]
+	mi := &file_kvtier_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4954,7 +5048,7 @@ func (x *PinRequest) String() string {
 func (*PinRequest) ProtoMessage() {}
 
 func (x *PinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[62]
+	mi := &file_kvtier_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4967,7 +5061,7 @@ func (x *PinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinRequest.ProtoReflect.Descriptor instead.
 func (*PinRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{62}
+	return file_kvtier_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *PinRequest) GetNamespace() uint32 {
@@ -5010,7 +5104,7 @@ type PinResult struct {
 
 func (x *PinResult) Reset() {
 	*x = PinResult{}
-	mi := &file_kvtier_proto_msgTypes[63]
+	mi := &file_kvtier_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5022,7 +5116,7 @@ func (x *PinResult) String() string {
 func (*PinResult) ProtoMessage() {}
 
 func (x *PinResult) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[63]
+	mi := &file_kvtier_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5035,7 +5129,7 @@ func (x *PinResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinResult.ProtoReflect.Descriptor instead.
 func (*PinResult) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{63}
+	return file_kvtier_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *PinResult) GetFailure() *Failure {
@@ -5055,7 +5149,7 @@ type PinResponse struct {
 
 func (x *PinResponse) Reset() {
 	*x = PinResponse{}
-	mi := &file_kvtier_proto_msgTypes[64]
+	mi := &file_kvtier_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5067,7 +5161,7 @@ func (x *PinResponse) String() string {
 func (*PinResponse) ProtoMessage() {}
 
 func (x *PinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[64]
+	mi := &file_kvtier_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5080,7 +5174,7 @@ func (x *PinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinResponse.ProtoReflect.Descriptor instead.
 func (*PinResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{64}
+	return file_kvtier_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *PinResponse) GetResults() []*PinResult {
@@ -5103,7 +5197,7 @@ type UnpinRequest struct {
 
 func (x *UnpinRequest) Reset() {
 	*x = UnpinRequest{}
-	mi := &file_kvtier_proto_msgTypes[65]
+	mi := &file_kvtier_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5115,7 +5209,7 @@ func (x *UnpinRequest) String() string {
 func (*UnpinRequest) ProtoMessage() {}
 
 func (x *UnpinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[65]
+	mi := &file_kvtier_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5128,7 +5222,7 @@ func (x *UnpinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinRequest.ProtoReflect.Descriptor instead.
 func (*UnpinRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{65}
+	return file_kvtier_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *UnpinRequest) GetNamespace() uint32 {
@@ -5169,7 +5263,7 @@ type UnpinResponse struct {
 
 func (x *UnpinResponse) Reset() {
 	*x = UnpinResponse{}
-	mi := &file_kvtier_proto_msgTypes[66]
+	mi := &file_kvtier_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5181,7 +5275,7 @@ func (x *UnpinResponse) String() string {
 func (*UnpinResponse) ProtoMessage() {}
 
 func (x *UnpinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[66]
+	mi := &file_kvtier_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5194,7 +5288,7 @@ func (x *UnpinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinResponse.ProtoReflect.Descriptor instead.
 func (*UnpinResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{66}
+	return file_kvtier_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *UnpinResponse) GetUnpinned() uint32 {
@@ -5215,7 +5309,7 @@ type StartScrubRequest struct {
 
 func (x *StartScrubRequest) Reset() {
 	*x = StartScrubRequest{}
-	mi := &file_kvtier_proto_msgTypes[67]
+	mi := &file_kvtier_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5227,7 +5321,7 @@ func (x *StartScrubRequest) String() string {
 func (*StartScrubRequest) ProtoMessage() {}
 
 func (x *StartScrubRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[67]
+	mi := &file_kvtier_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5240,7 +5334,7 @@ func (x *StartScrubRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartScrubRequest.ProtoReflect.Descriptor instead.
 func (*StartScrubRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{67}
+	return file_kvtier_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *StartScrubRequest) GetBytesPerSecond() int64 {
@@ -5266,7 +5360,7 @@ type StopScrubRequest struct {
 
 func (x *StopScrubRequest) Reset() {
 	*x = StopScrubRequest{}
-	mi := &file_kvtier_proto_msgTypes[68]
+	mi := &file_kvtier_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5278,7 +5372,7 @@ func (x *StopScrubRequest) String() string {
 func (*StopScrubRequest) ProtoMessage() {}
 
 func (x *StopScrubRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[68]
+	mi := &file_kvtier_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5291,7 +5385,7 @@ func (x *StopScrubRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopScrubRequest.ProtoReflect.Descriptor instead.
 func (*StopScrubRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{68}
+	return file_kvtier_proto_rawDescGZIP(), []int{69}
 }
 
 // ScrubStatus tells how far a scrub is, or how the last one ended. Its counters
@@ -5315,7 +5409,7 @@ type ScrubStatus struct {
 
 func (x *ScrubStatus) Reset() {
 	*x = ScrubStatus{}
-	mi := &file_kvtier_proto_msgTypes[69]
+	mi := &file_kvtier_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5327,7 +5421,7 @@ func (x *ScrubStatus) String() string {
 func (*ScrubStatus) ProtoMessage() {}
 
 func (x *ScrubStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[69]
+	mi := &file_kvtier_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5340,7 +5434,7 @@ func (x *ScrubStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubStatus.ProtoReflect.Descriptor instead.
 func (*ScrubStatus) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{69}
+	return file_kvtier_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ScrubStatus) GetState() ScrubState {
@@ -5429,7 +5523,7 @@ type ListSessionsRequest struct {
 
 func (x *ListSessionsRequest) Reset() {
 	*x = ListSessionsRequest{}
-	mi := &file_kvtier_proto_msgTypes[70]
+	mi := &file_kvtier_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5441,7 +5535,7 @@ func (x *ListSessionsRequest) String() string {
 func (*ListSessionsRequest) ProtoMessage() {}
 
 func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[70]
+	mi := &file_kvtier_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5454,7 +5548,7 @@ func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{70}
+	return file_kvtier_proto_rawDescGZIP(), []int{71}
 }
 
 // ListSessionsResponse lists sessions.
@@ -5467,7 +5561,7 @@ type ListSessionsResponse struct {
 
 func (x *ListSessionsResponse) Reset() {
 	*x = ListSessionsResponse{}
-	mi := &file_kvtier_proto_msgTypes[71]
+	mi := &file_kvtier_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5479,7 +5573,7 @@ func (x *ListSessionsResponse) String() string {
 func (*ListSessionsResponse) ProtoMessage() {}
 
 func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[71]
+	mi := &file_kvtier_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5492,7 +5586,7 @@ func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{71}
+	return file_kvtier_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ListSessionsResponse) GetSessions() []*SessionInfo {
@@ -5529,7 +5623,7 @@ type SessionInfo struct {
 
 func (x *SessionInfo) Reset() {
 	*x = SessionInfo{}
-	mi := &file_kvtier_proto_msgTypes[72]
+	mi := &file_kvtier_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5541,7 +5635,7 @@ func (x *SessionInfo) String() string {
 func (*SessionInfo) ProtoMessage() {}
 
 func (x *SessionInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[72]
+	mi := &file_kvtier_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5554,7 +5648,7 @@ func (x *SessionInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionInfo.ProtoReflect.Descriptor instead.
 func (*SessionInfo) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{72}
+	return file_kvtier_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *SessionInfo) GetId() uint64 {
@@ -5700,7 +5794,7 @@ type IdentityUsage struct {
 
 func (x *IdentityUsage) Reset() {
 	*x = IdentityUsage{}
-	mi := &file_kvtier_proto_msgTypes[73]
+	mi := &file_kvtier_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5712,7 +5806,7 @@ func (x *IdentityUsage) String() string {
 func (*IdentityUsage) ProtoMessage() {}
 
 func (x *IdentityUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[73]
+	mi := &file_kvtier_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5725,7 +5819,7 @@ func (x *IdentityUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdentityUsage.ProtoReflect.Descriptor instead.
 func (*IdentityUsage) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{73}
+	return file_kvtier_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *IdentityUsage) GetSessions() uint32 {
@@ -5786,7 +5880,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_kvtier_proto_msgTypes[74]
+	mi := &file_kvtier_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5798,7 +5892,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[74]
+	mi := &file_kvtier_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5811,7 +5905,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{74}
+	return file_kvtier_proto_rawDescGZIP(), []int{75}
 }
 
 // TierPolicy is what decides which blocks leave a tier first.
@@ -5827,7 +5921,7 @@ type TierPolicy struct {
 
 func (x *TierPolicy) Reset() {
 	*x = TierPolicy{}
-	mi := &file_kvtier_proto_msgTypes[75]
+	mi := &file_kvtier_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5839,7 +5933,7 @@ func (x *TierPolicy) String() string {
 func (*TierPolicy) ProtoMessage() {}
 
 func (x *TierPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[75]
+	mi := &file_kvtier_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5852,7 +5946,7 @@ func (x *TierPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TierPolicy.ProtoReflect.Descriptor instead.
 func (*TierPolicy) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{75}
+	return file_kvtier_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *TierPolicy) GetTier() Tier {
@@ -5893,7 +5987,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_kvtier_proto_msgTypes[76]
+	mi := &file_kvtier_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5905,7 +5999,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[76]
+	mi := &file_kvtier_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5918,7 +6012,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{76}
+	return file_kvtier_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ListPoliciesResponse) GetTiers() []*TierPolicy {
@@ -5939,7 +6033,7 @@ type SetPolicyRequest struct {
 
 func (x *SetPolicyRequest) Reset() {
 	*x = SetPolicyRequest{}
-	mi := &file_kvtier_proto_msgTypes[77]
+	mi := &file_kvtier_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5951,7 +6045,7 @@ func (x *SetPolicyRequest) String() string {
 func (*SetPolicyRequest) ProtoMessage() {}
 
 func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[77]
+	mi := &file_kvtier_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5964,7 +6058,7 @@ func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*SetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{77}
+	return file_kvtier_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *SetPolicyRequest) GetTier() Tier {
@@ -5990,7 +6084,7 @@ type SetPolicyResponse struct {
 
 func (x *SetPolicyResponse) Reset() {
 	*x = SetPolicyResponse{}
-	mi := &file_kvtier_proto_msgTypes[78]
+	mi := &file_kvtier_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6002,7 +6096,7 @@ func (x *SetPolicyResponse) String() string {
 func (*SetPolicyResponse) ProtoMessage() {}
 
 func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[78]
+	mi := &file_kvtier_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6015,7 +6109,7 @@ func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*SetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{78}
+	return file_kvtier_proto_rawDescGZIP(), []int{79}
 }
 
 var File_kvtier_proto protoreflect.FileDescriptor
@@ -6275,7 +6369,7 @@ const file_kvtier_proto_rawDesc = "" +
 	"\rsince_unix_ms\x18\n" +
 	" \x01(\x03R\vsinceUnixMs\x12\x16\n" +
 	"\x06errors\x18\v \x01(\x03R\x06errors\x12 \n" +
-	"\vquarantined\x18\f \x01(\x03R\vquarantined\"\x9a\x05\n" +
+	"\vquarantined\x18\f \x01(\x03R\vquarantined\"\xcc\x05\n" +
 	"\tTierStats\x12#\n" +
 	"\x04tier\x18\x01 \x01(\x0e2\x0f.kvtier.v1.TierR\x04tier\x12\x1a\n" +
 	"\bcapacity\x18\x02 \x01(\x03R\bcapacity\x12\x12\n" +
@@ -6301,7 +6395,15 @@ const file_kvtier_proto_rawDesc = "" +
 	"\vfell_behind\x18\x14 \x01(\x03R\n" +
 	"fellBehind\x127\n" +
 	"\tadmission\x18\x15 \x01(\v2\x19.kvtier.v1.AdmissionStatsR\tadmission\x12(\n" +
-	"\x06curves\x18\x16 \x03(\v2\x10.kvtier.v1.CurveR\x06curves\"]\n" +
+	"\x06curves\x18\x16 \x03(\v2\x10.kvtier.v1.CurveR\x06curves\x120\n" +
+	"\auploads\x18\x1e \x01(\v2\x16.kvtier.v1.UploadStatsR\auploads\"\xa4\x01\n" +
+	"\vUploadStats\x12\x16\n" +
+	"\x06blocks\x18\x01 \x01(\x03R\x06blocks\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\x12\x1b\n" +
+	"\theld_back\x18\x03 \x01(\x03R\bheldBack\x12\x18\n" +
+	"\adropped\x18\x04 \x01(\x03R\adropped\x12\x18\n" +
+	"\athrough\x18\x05 \x01(\x03R\athrough\x12\x16\n" +
+	"\x06failed\x18\x06 \x01(\x03R\x06failed\"]\n" +
 	"\x05Curve\x12\x16\n" +
 	"\x06policy\x18\x01 \x01(\tR\x06policy\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x01R\x04size\x12\x14\n" +
@@ -6577,7 +6679,7 @@ func file_kvtier_proto_rawDescGZIP() []byte {
 }
 
 var file_kvtier_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_kvtier_proto_msgTypes = make([]protoimpl.MessageInfo, 83)
+var file_kvtier_proto_msgTypes = make([]protoimpl.MessageInfo, 84)
 var file_kvtier_proto_goTypes = []any{
 	(Tier)(0),                      // 0: kvtier.v1.Tier
 	(MissReason)(0),                // 1: kvtier.v1.MissReason
@@ -6639,36 +6741,37 @@ var file_kvtier_proto_goTypes = []any{
 	(*StatsRequest)(nil),           // 57: kvtier.v1.StatsRequest
 	(*DeviceStats)(nil),            // 58: kvtier.v1.DeviceStats
 	(*TierStats)(nil),              // 59: kvtier.v1.TierStats
-	(*Curve)(nil),                  // 60: kvtier.v1.Curve
-	(*AdmissionStats)(nil),         // 61: kvtier.v1.AdmissionStats
-	(*PrefetchStats)(nil),          // 62: kvtier.v1.PrefetchStats
-	(*CatalogStats)(nil),           // 63: kvtier.v1.CatalogStats
-	(*StatsResponse)(nil),          // 64: kvtier.v1.StatsResponse
-	(*NamespaceStats)(nil),         // 65: kvtier.v1.NamespaceStats
-	(*WatchRequest)(nil),           // 66: kvtier.v1.WatchRequest
-	(*Event)(nil),                  // 67: kvtier.v1.Event
-	(*WatchResponse)(nil),          // 68: kvtier.v1.WatchResponse
-	(*PinRequest)(nil),             // 69: kvtier.v1.PinRequest
-	(*PinResult)(nil),              // 70: kvtier.v1.PinResult
-	(*PinResponse)(nil),            // 71: kvtier.v1.PinResponse
-	(*UnpinRequest)(nil),           // 72: kvtier.v1.UnpinRequest
-	(*UnpinResponse)(nil),          // 73: kvtier.v1.UnpinResponse
-	(*StartScrubRequest)(nil),      // 74: kvtier.v1.StartScrubRequest
-	(*StopScrubRequest)(nil),       // 75: kvtier.v1.StopScrubRequest
-	(*ScrubStatus)(nil),            // 76: kvtier.v1.ScrubStatus
-	(*ListSessionsRequest)(nil),    // 77: kvtier.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil),   // 78: kvtier.v1.ListSessionsResponse
-	(*SessionInfo)(nil),            // 79: kvtier.v1.SessionInfo
-	(*IdentityUsage)(nil),          // 80: kvtier.v1.IdentityUsage
-	(*ListPoliciesRequest)(nil),    // 81: kvtier.v1.ListPoliciesRequest
-	(*TierPolicy)(nil),             // 82: kvtier.v1.TierPolicy
-	(*ListPoliciesResponse)(nil),   // 83: kvtier.v1.ListPoliciesResponse
-	(*SetPolicyRequest)(nil),       // 84: kvtier.v1.SetPolicyRequest
-	(*SetPolicyResponse)(nil),      // 85: kvtier.v1.SetPolicyResponse
-	nil,                            // 86: kvtier.v1.AdmissionStats.RejectedEntry
-	nil,                            // 87: kvtier.v1.StatsResponse.MissesEntry
-	nil,                            // 88: kvtier.v1.StatsResponse.RemovedEntry
-	nil,                            // 89: kvtier.v1.NamespaceStats.MissesEntry
+	(*UploadStats)(nil),            // 60: kvtier.v1.UploadStats
+	(*Curve)(nil),                  // 61: kvtier.v1.Curve
+	(*AdmissionStats)(nil),         // 62: kvtier.v1.AdmissionStats
+	(*PrefetchStats)(nil),          // 63: kvtier.v1.PrefetchStats
+	(*CatalogStats)(nil),           // 64: kvtier.v1.CatalogStats
+	(*StatsResponse)(nil),          // 65: kvtier.v1.StatsResponse
+	(*NamespaceStats)(nil),         // 66: kvtier.v1.NamespaceStats
+	(*WatchRequest)(nil),           // 67: kvtier.v1.WatchRequest
+	(*Event)(nil),                  // 68: kvtier.v1.Event
+	(*WatchResponse)(nil),          // 69: kvtier.v1.WatchResponse
+	(*PinRequest)(nil),             // 70: kvtier.v1.PinRequest
+	(*PinResult)(nil),              // 71: kvtier.v1.PinResult
+	(*PinResponse)(nil),            // 72: kvtier.v1.PinResponse
+	(*UnpinRequest)(nil),           // 73: kvtier.v1.UnpinRequest
+	(*UnpinResponse)(nil),          // 74: kvtier.v1.UnpinResponse
+	(*StartScrubRequest)(nil),      // 75: kvtier.v1.StartScrubRequest
+	(*StopScrubRequest)(nil),       // 76: kvtier.v1.StopScrubRequest
+	(*ScrubStatus)(nil),            // 77: kvtier.v1.ScrubStatus
+	(*ListSessionsRequest)(nil),    // 78: kvtier.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),   // 79: kvtier.v1.ListSessionsResponse
+	(*SessionInfo)(nil),            // 80: kvtier.v1.SessionInfo
+	(*IdentityUsage)(nil),          // 81: kvtier.v1.IdentityUsage
+	(*ListPoliciesRequest)(nil),    // 82: kvtier.v1.ListPoliciesRequest
+	(*TierPolicy)(nil),             // 83: kvtier.v1.TierPolicy
+	(*ListPoliciesResponse)(nil),   // 84: kvtier.v1.ListPoliciesResponse
+	(*SetPolicyRequest)(nil),       // 85: kvtier.v1.SetPolicyRequest
+	(*SetPolicyResponse)(nil),      // 86: kvtier.v1.SetPolicyResponse
+	nil,                            // 87: kvtier.v1.AdmissionStats.RejectedEntry
+	nil,                            // 88: kvtier.v1.StatsResponse.MissesEntry
+	nil,                            // 89: kvtier.v1.StatsResponse.RemovedEntry
+	nil,                            // 90: kvtier.v1.NamespaceStats.MissesEntry
 }
 var file_kvtier_proto_depIdxs = []int32{
 	2,  // 0: kvtier.v1.Failure.cause:type_name -> kvtier.v1.Cause
@@ -6706,88 +6809,89 @@ var file_kvtier_proto_depIdxs = []int32{
 	55, // 32: kvtier.v1.ListResponse.entries:type_name -> kvtier.v1.ListEntry
 	0,  // 33: kvtier.v1.TierStats.tier:type_name -> kvtier.v1.Tier
 	58, // 34: kvtier.v1.TierStats.devices:type_name -> kvtier.v1.DeviceStats
-	61, // 35: kvtier.v1.TierStats.admission:type_name -> kvtier.v1.AdmissionStats
-	60, // 36: kvtier.v1.TierStats.curves:type_name -> kvtier.v1.Curve
-	86, // 37: kvtier.v1.AdmissionStats.rejected:type_name -> kvtier.v1.AdmissionStats.RejectedEntry
-	59, // 38: kvtier.v1.StatsResponse.tiers:type_name -> kvtier.v1.TierStats
-	87, // 39: kvtier.v1.StatsResponse.misses:type_name -> kvtier.v1.StatsResponse.MissesEntry
-	88, // 40: kvtier.v1.StatsResponse.removed:type_name -> kvtier.v1.StatsResponse.RemovedEntry
-	62, // 41: kvtier.v1.StatsResponse.prefetch:type_name -> kvtier.v1.PrefetchStats
-	76, // 42: kvtier.v1.StatsResponse.scrub:type_name -> kvtier.v1.ScrubStatus
-	63, // 43: kvtier.v1.StatsResponse.catalog:type_name -> kvtier.v1.CatalogStats
-	65, // 44: kvtier.v1.StatsResponse.by_namespace:type_name -> kvtier.v1.NamespaceStats
-	89, // 45: kvtier.v1.NamespaceStats.misses:type_name -> kvtier.v1.NamespaceStats.MissesEntry
-	4,  // 46: kvtier.v1.Event.kind:type_name -> kvtier.v1.EventKind
-	0,  // 47: kvtier.v1.Event.tier:type_name -> kvtier.v1.Tier
-	5,  // 48: kvtier.v1.Event.reason:type_name -> kvtier.v1.Reason
-	67, // 49: kvtier.v1.WatchResponse.event:type_name -> kvtier.v1.Event
-	7,  // 50: kvtier.v1.PinResult.failure:type_name -> kvtier.v1.Failure
-	70, // 51: kvtier.v1.PinResponse.results:type_name -> kvtier.v1.PinResult
-	6,  // 52: kvtier.v1.ScrubStatus.state:type_name -> kvtier.v1.ScrubState
-	79, // 53: kvtier.v1.ListSessionsResponse.sessions:type_name -> kvtier.v1.SessionInfo
-	80, // 54: kvtier.v1.SessionInfo.identity_usage:type_name -> kvtier.v1.IdentityUsage
-	0,  // 55: kvtier.v1.TierPolicy.tier:type_name -> kvtier.v1.Tier
-	82, // 56: kvtier.v1.ListPoliciesResponse.tiers:type_name -> kvtier.v1.TierPolicy
-	0,  // 57: kvtier.v1.SetPolicyRequest.tier:type_name -> kvtier.v1.Tier
-	8,  // 58: kvtier.v1.Kvtier.Ping:input_type -> kvtier.v1.PingRequest
-	12, // 59: kvtier.v1.Kvtier.OpenNamespace:input_type -> kvtier.v1.OpenNamespaceRequest
-	14, // 60: kvtier.v1.Kvtier.GetNamespace:input_type -> kvtier.v1.GetNamespaceRequest
-	15, // 61: kvtier.v1.Kvtier.ListNamespaces:input_type -> kvtier.v1.ListNamespacesRequest
-	18, // 62: kvtier.v1.Kvtier.Match:input_type -> kvtier.v1.MatchRequest
-	24, // 63: kvtier.v1.Kvtier.Locate:input_type -> kvtier.v1.LocateRequest
-	28, // 64: kvtier.v1.Kvtier.Put:input_type -> kvtier.v1.PutRequest
-	33, // 65: kvtier.v1.Kvtier.Get:input_type -> kvtier.v1.GetRequest
-	36, // 66: kvtier.v1.Kvtier.Reserve:input_type -> kvtier.v1.ReserveRequest
-	39, // 67: kvtier.v1.Kvtier.Commit:input_type -> kvtier.v1.CommitRequest
-	41, // 68: kvtier.v1.Kvtier.Abort:input_type -> kvtier.v1.AbortRequest
-	43, // 69: kvtier.v1.Kvtier.Prefetch:input_type -> kvtier.v1.PrefetchRequest
-	45, // 70: kvtier.v1.Kvtier.CancelPrefetch:input_type -> kvtier.v1.CancelPrefetchRequest
-	47, // 71: kvtier.v1.Kvtier.RenewLease:input_type -> kvtier.v1.RenewLeaseRequest
-	48, // 72: kvtier.v1.Kvtier.ReleaseLease:input_type -> kvtier.v1.ReleaseLeaseRequest
-	50, // 73: kvtier.v1.Kvtier.Delete:input_type -> kvtier.v1.DeleteRequest
-	52, // 74: kvtier.v1.Kvtier.Clear:input_type -> kvtier.v1.ClearRequest
-	54, // 75: kvtier.v1.Kvtier.List:input_type -> kvtier.v1.ListRequest
-	77, // 76: kvtier.v1.Kvtier.ListSessions:input_type -> kvtier.v1.ListSessionsRequest
-	57, // 77: kvtier.v1.Kvtier.Stats:input_type -> kvtier.v1.StatsRequest
-	66, // 78: kvtier.v1.Kvtier.Watch:input_type -> kvtier.v1.WatchRequest
-	69, // 79: kvtier.v1.Kvtier.Pin:input_type -> kvtier.v1.PinRequest
-	72, // 80: kvtier.v1.Kvtier.Unpin:input_type -> kvtier.v1.UnpinRequest
-	74, // 81: kvtier.v1.Kvtier.StartScrub:input_type -> kvtier.v1.StartScrubRequest
-	75, // 82: kvtier.v1.Kvtier.StopScrub:input_type -> kvtier.v1.StopScrubRequest
-	81, // 83: kvtier.v1.Kvtier.ListPolicies:input_type -> kvtier.v1.ListPoliciesRequest
-	84, // 84: kvtier.v1.Kvtier.SetPolicy:input_type -> kvtier.v1.SetPolicyRequest
-	9,  // 85: kvtier.v1.Kvtier.Ping:output_type -> kvtier.v1.PingResponse
-	13, // 86: kvtier.v1.Kvtier.OpenNamespace:output_type -> kvtier.v1.Namespace
-	13, // 87: kvtier.v1.Kvtier.GetNamespace:output_type -> kvtier.v1.Namespace
-	17, // 88: kvtier.v1.Kvtier.ListNamespaces:output_type -> kvtier.v1.ListNamespacesResponse
-	22, // 89: kvtier.v1.Kvtier.Match:output_type -> kvtier.v1.MatchResponse
-	27, // 90: kvtier.v1.Kvtier.Locate:output_type -> kvtier.v1.LocateResponse
-	32, // 91: kvtier.v1.Kvtier.Put:output_type -> kvtier.v1.PutResponse
-	34, // 92: kvtier.v1.Kvtier.Get:output_type -> kvtier.v1.GetResponse
-	38, // 93: kvtier.v1.Kvtier.Reserve:output_type -> kvtier.v1.ReserveResponse
-	40, // 94: kvtier.v1.Kvtier.Commit:output_type -> kvtier.v1.CommitResponse
-	42, // 95: kvtier.v1.Kvtier.Abort:output_type -> kvtier.v1.AbortResponse
-	44, // 96: kvtier.v1.Kvtier.Prefetch:output_type -> kvtier.v1.PrefetchResponse
-	46, // 97: kvtier.v1.Kvtier.CancelPrefetch:output_type -> kvtier.v1.CancelPrefetchResponse
-	23, // 98: kvtier.v1.Kvtier.RenewLease:output_type -> kvtier.v1.Lease
-	49, // 99: kvtier.v1.Kvtier.ReleaseLease:output_type -> kvtier.v1.ReleaseLeaseResponse
-	51, // 100: kvtier.v1.Kvtier.Delete:output_type -> kvtier.v1.DeleteResponse
-	53, // 101: kvtier.v1.Kvtier.Clear:output_type -> kvtier.v1.ClearResponse
-	56, // 102: kvtier.v1.Kvtier.List:output_type -> kvtier.v1.ListResponse
-	78, // 103: kvtier.v1.Kvtier.ListSessions:output_type -> kvtier.v1.ListSessionsResponse
-	64, // 104: kvtier.v1.Kvtier.Stats:output_type -> kvtier.v1.StatsResponse
-	68, // 105: kvtier.v1.Kvtier.Watch:output_type -> kvtier.v1.WatchResponse
-	71, // 106: kvtier.v1.Kvtier.Pin:output_type -> kvtier.v1.PinResponse
-	73, // 107: kvtier.v1.Kvtier.Unpin:output_type -> kvtier.v1.UnpinResponse
-	76, // 108: kvtier.v1.Kvtier.StartScrub:output_type -> kvtier.v1.ScrubStatus
-	76, // 109: kvtier.v1.Kvtier.StopScrub:output_type -> kvtier.v1.ScrubStatus
-	83, // 110: kvtier.v1.Kvtier.ListPolicies:output_type -> kvtier.v1.ListPoliciesResponse
-	85, // 111: kvtier.v1.Kvtier.SetPolicy:output_type -> kvtier.v1.SetPolicyResponse
-	85, // [85:112] is the sub-list for method output_type
-	58, // [58:85] is the sub-list for method input_type
-	58, // [58:58] is the sub-list for extension type_name
-	58, // [58:58] is the sub-list for extension extendee
-	0,  // [0:58] is the sub-list for field type_name
+	62, // 35: kvtier.v1.TierStats.admission:type_name -> kvtier.v1.AdmissionStats
+	61, // 36: kvtier.v1.TierStats.curves:type_name -> kvtier.v1.Curve
+	60, // 37: kvtier.v1.TierStats.uploads:type_name -> kvtier.v1.UploadStats
+	87, // 38: kvtier.v1.AdmissionStats.rejected:type_name -> kvtier.v1.AdmissionStats.RejectedEntry
+	59, // 39: kvtier.v1.StatsResponse.tiers:type_name -> kvtier.v1.TierStats
+	88, // 40: kvtier.v1.StatsResponse.misses:type_name -> kvtier.v1.StatsResponse.MissesEntry
+	89, // 41: kvtier.v1.StatsResponse.removed:type_name -> kvtier.v1.StatsResponse.RemovedEntry
+	63, // 42: kvtier.v1.StatsResponse.prefetch:type_name -> kvtier.v1.PrefetchStats
+	77, // 43: kvtier.v1.StatsResponse.scrub:type_name -> kvtier.v1.ScrubStatus
+	64, // 44: kvtier.v1.StatsResponse.catalog:type_name -> kvtier.v1.CatalogStats
+	66, // 45: kvtier.v1.StatsResponse.by_namespace:type_name -> kvtier.v1.NamespaceStats
+	90, // 46: kvtier.v1.NamespaceStats.misses:type_name -> kvtier.v1.NamespaceStats.MissesEntry
+	4,  // 47: kvtier.v1.Event.kind:type_name -> kvtier.v1.EventKind
+	0,  // 48: kvtier.v1.Event.tier:type_name -> kvtier.v1.Tier
+	5,  // 49: kvtier.v1.Event.reason:type_name -> kvtier.v1.Reason
+	68, // 50: kvtier.v1.WatchResponse.event:type_name -> kvtier.v1.Event
+	7,  // 51: kvtier.v1.PinResult.failure:type_name -> kvtier.v1.Failure
+	71, // 52: kvtier.v1.PinResponse.results:type_name -> kvtier.v1.PinResult
+	6,  // 53: kvtier.v1.ScrubStatus.state:type_name -> kvtier.v1.ScrubState
+	80, // 54: kvtier.v1.ListSessionsResponse.sessions:type_name -> kvtier.v1.SessionInfo
+	81, // 55: kvtier.v1.SessionInfo.identity_usage:type_name -> kvtier.v1.IdentityUsage
+	0,  // 56: kvtier.v1.TierPolicy.tier:type_name -> kvtier.v1.Tier
+	83, // 57: kvtier.v1.ListPoliciesResponse.tiers:type_name -> kvtier.v1.TierPolicy
+	0,  // 58: kvtier.v1.SetPolicyRequest.tier:type_name -> kvtier.v1.Tier
+	8,  // 59: kvtier.v1.Kvtier.Ping:input_type -> kvtier.v1.PingRequest
+	12, // 60: kvtier.v1.Kvtier.OpenNamespace:input_type -> kvtier.v1.OpenNamespaceRequest
+	14, // 61: kvtier.v1.Kvtier.GetNamespace:input_type -> kvtier.v1.GetNamespaceRequest
+	15, // 62: kvtier.v1.Kvtier.ListNamespaces:input_type -> kvtier.v1.ListNamespacesRequest
+	18, // 63: kvtier.v1.Kvtier.Match:input_type -> kvtier.v1.MatchRequest
+	24, // 64: kvtier.v1.Kvtier.Locate:input_type -> kvtier.v1.LocateRequest
+	28, // 65: kvtier.v1.Kvtier.Put:input_type -> kvtier.v1.PutRequest
+	33, // 66: kvtier.v1.Kvtier.Get:input_type -> kvtier.v1.GetRequest
+	36, // 67: kvtier.v1.Kvtier.Reserve:input_type -> kvtier.v1.ReserveRequest
+	39, // 68: kvtier.v1.Kvtier.Commit:input_type -> kvtier.v1.CommitRequest
+	41, // 69: kvtier.v1.Kvtier.Abort:input_type -> kvtier.v1.AbortRequest
+	43, // 70: kvtier.v1.Kvtier.Prefetch:input_type -> kvtier.v1.PrefetchRequest
+	45, // 71: kvtier.v1.Kvtier.CancelPrefetch:input_type -> kvtier.v1.CancelPrefetchRequest
+	47, // 72: kvtier.v1.Kvtier.RenewLease:input_type -> kvtier.v1.RenewLeaseRequest
+	48, // 73: kvtier.v1.Kvtier.ReleaseLease:input_type -> kvtier.v1.ReleaseLeaseRequest
+	50, // 74: kvtier.v1.Kvtier.Delete:input_type -> kvtier.v1.DeleteRequest
+	52, // 75: kvtier.v1.Kvtier.Clear:input_type -> kvtier.v1.ClearRequest
+	54, // 76: kvtier.v1.Kvtier.List:input_type -> kvtier.v1.ListRequest
+	78, // 77: kvtier.v1.Kvtier.ListSessions:input_type -> kvtier.v1.ListSessionsRequest
+	57, // 78: kvtier.v1.Kvtier.Stats:input_type -> kvtier.v1.StatsRequest
+	67, // 79: kvtier.v1.Kvtier.Watch:input_type -> kvtier.v1.WatchRequest
+	70, // 80: kvtier.v1.Kvtier.Pin:input_type -> kvtier.v1.PinRequest
+	73, // 81: kvtier.v1.Kvtier.Unpin:input_type -> kvtier.v1.UnpinRequest
+	75, // 82: kvtier.v1.Kvtier.StartScrub:input_type -> kvtier.v1.StartScrubRequest
+	76, // 83: kvtier.v1.Kvtier.StopScrub:input_type -> kvtier.v1.StopScrubRequest
+	82, // 84: kvtier.v1.Kvtier.ListPolicies:input_type -> kvtier.v1.ListPoliciesRequest
+	85, // 85: kvtier.v1.Kvtier.SetPolicy:input_type -> kvtier.v1.SetPolicyRequest
+	9,  // 86: kvtier.v1.Kvtier.Ping:output_type -> kvtier.v1.PingResponse
+	13, // 87: kvtier.v1.Kvtier.OpenNamespace:output_type -> kvtier.v1.Namespace
+	13, // 88: kvtier.v1.Kvtier.GetNamespace:output_type -> kvtier.v1.Namespace
+	17, // 89: kvtier.v1.Kvtier.ListNamespaces:output_type -> kvtier.v1.ListNamespacesResponse
+	22, // 90: kvtier.v1.Kvtier.Match:output_type -> kvtier.v1.MatchResponse
+	27, // 91: kvtier.v1.Kvtier.Locate:output_type -> kvtier.v1.LocateResponse
+	32, // 92: kvtier.v1.Kvtier.Put:output_type -> kvtier.v1.PutResponse
+	34, // 93: kvtier.v1.Kvtier.Get:output_type -> kvtier.v1.GetResponse
+	38, // 94: kvtier.v1.Kvtier.Reserve:output_type -> kvtier.v1.ReserveResponse
+	40, // 95: kvtier.v1.Kvtier.Commit:output_type -> kvtier.v1.CommitResponse
+	42, // 96: kvtier.v1.Kvtier.Abort:output_type -> kvtier.v1.AbortResponse
+	44, // 97: kvtier.v1.Kvtier.Prefetch:output_type -> kvtier.v1.PrefetchResponse
+	46, // 98: kvtier.v1.Kvtier.CancelPrefetch:output_type -> kvtier.v1.CancelPrefetchResponse
+	23, // 99: kvtier.v1.Kvtier.RenewLease:output_type -> kvtier.v1.Lease
+	49, // 100: kvtier.v1.Kvtier.ReleaseLease:output_type -> kvtier.v1.ReleaseLeaseResponse
+	51, // 101: kvtier.v1.Kvtier.Delete:output_type -> kvtier.v1.DeleteResponse
+	53, // 102: kvtier.v1.Kvtier.Clear:output_type -> kvtier.v1.ClearResponse
+	56, // 103: kvtier.v1.Kvtier.List:output_type -> kvtier.v1.ListResponse
+	79, // 104: kvtier.v1.Kvtier.ListSessions:output_type -> kvtier.v1.ListSessionsResponse
+	65, // 105: kvtier.v1.Kvtier.Stats:output_type -> kvtier.v1.StatsResponse
+	69, // 106: kvtier.v1.Kvtier.Watch:output_type -> kvtier.v1.WatchResponse
+	72, // 107: kvtier.v1.Kvtier.Pin:output_type -> kvtier.v1.PinResponse
+	74, // 108: kvtier.v1.Kvtier.Unpin:output_type -> kvtier.v1.UnpinResponse
+	77, // 109: kvtier.v1.Kvtier.StartScrub:output_type -> kvtier.v1.ScrubStatus
+	77, // 110: kvtier.v1.Kvtier.StopScrub:output_type -> kvtier.v1.ScrubStatus
+	84, // 111: kvtier.v1.Kvtier.ListPolicies:output_type -> kvtier.v1.ListPoliciesResponse
+	86, // 112: kvtier.v1.Kvtier.SetPolicy:output_type -> kvtier.v1.SetPolicyResponse
+	86, // [86:113] is the sub-list for method output_type
+	59, // [59:86] is the sub-list for method input_type
+	59, // [59:59] is the sub-list for extension type_name
+	59, // [59:59] is the sub-list for extension extendee
+	0,  // [0:59] is the sub-list for field type_name
 }
 
 func init() { file_kvtier_proto_init() }
@@ -6801,7 +6905,7 @@ func file_kvtier_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvtier_proto_rawDesc), len(file_kvtier_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   83,
+			NumMessages:   84,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

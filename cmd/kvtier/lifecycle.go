@@ -156,7 +156,12 @@ func (p *servePlan) options(f *serveFlags, agent *xfer.Agent, log *slog.Logger) 
 		Prefill:       p.prefill.of,
 		Grace:         f.grace,
 		PrefetchBytes: f.prefetch,
+		UploadBytes:   f.uploadBytes,
+		UploadAge:     f.uploadAge,
 		Logger:        log,
+	}
+	if len(p.objectRules) > 0 {
+		o.ObjectRule = p.objectRules.of
 	}
 	switch f.sharedMemory {
 	case "on":

@@ -60,6 +60,7 @@ type storeCollector struct {
 	store   group[block.Stats]
 	tier    group[block.TierStats]
 	admit   group[block.AdmissionStats]
+	upload  group[block.UploadStats]
 	turned  *prometheus.Desc
 	curve   *prometheus.Desc
 	device  group[block.DeviceStats]
@@ -83,6 +84,7 @@ func newStoreCollector(take func() (storeSnapshot, bool)) *storeCollector {
 		store:  group[block.Stats]{prefix: "kvtier_"},
 		tier:   group[block.TierStats]{prefix: "kvtier_tier_", labels: []string{"tier"}},
 		admit:  group[block.AdmissionStats]{prefix: "kvtier_tier_", labels: []string{"tier"}},
+		upload: group[block.UploadStats]{prefix: "kvtier_upload_"},
 		turned: prometheus.NewDesc("kvtier_tier_rejected_total", "Blocks that left the tier above, were in no other, and were not admitted to the tier, by reason.", []string{"tier", "reason"}, nil),
 		curve: prometheus.NewDesc("kvtier_tier_would_hit_ratio", "Share of the blocks asked for that the tier would have had with another policy or size, in capacities; estimated.",
 			[]string{"tier", "policy", "size"}, nil),
@@ -103,6 +105,7 @@ func newStoreCollector(take func() (storeSnapshot, bool)) *storeCollector {
 	c.addStore()
 	c.addTier()
 	c.addAdmission()
+	c.addUploads()
 	c.addNamespace()
 	c.addDevice()
 	c.addScrub()
@@ -159,6 +162,15 @@ func (c *storeCollector) addAdmission() {
 	c.admit.add(gauge, "write_budget_bytes", "Bytes that may be written to the tier in a day.", func(a *block.AdmissionStats) float64 { return float64(a.Budget) })
 	c.admit.add(gauge, "write_budget_available_bytes", "Bytes of the budget that may be written now; below 0 when others have overdrawn it.", func(a *block.AdmissionStats) float64 { return float64(a.Available) })
 	c.admit.add(counter, "admitted_total", "Blocks that left the tier above, were in no other, and were admitted to the tier.", func(a *block.AdmissionStats) float64 { return float64(a.Admitted) })
+}
+
+func (c *storeCollector) addUploads() {
+	c.upload.add(gauge, "queued_blocks", "Blocks in local tiers that wait for the bucket, or are on their way.", func(u *block.UploadStats) float64 { return float64(u.Blocks) })
+	c.upload.add(gauge, "queued_bytes", "Bytes of their slots.", func(u *block.UploadStats) float64 { return float64(u.Bytes) })
+	c.upload.add(counter, "held_back_total", "Blocks that did not leave their tier since the queue was full.", func(u *block.UploadStats) float64 { return float64(u.HeldBack) })
+	c.upload.add(counter, "dropped_total", "Blocks that stayed in their tier since they had waited too long.", func(u *block.UploadStats) float64 { return float64(u.Dropped) })
+	c.upload.add(counter, "through_dropped_total", "Blocks that were to go up as soon as they were put, for which the queue had no room.", func(u *block.UploadStats) float64 { return float64(u.Through) })
+	c.upload.add(counter, "failed_total", "Blocks that could not be written to the bucket, and stayed.", func(u *block.UploadStats) float64 { return float64(u.Failed) })
 }
 
 func (c *storeCollector) addDevice() {
@@ -228,6 +240,7 @@ func (c *storeCollector) Describe(ch chan<- *prometheus.Desc) {
 	c.store.describe(ch)
 	c.tier.describe(ch)
 	c.admit.describe(ch)
+	c.upload.describe(ch)
 	c.space.describe(ch)
 	c.device.describe(ch)
 	c.scrub.describe(ch)
@@ -269,6 +282,9 @@ func (c *storeCollector) Collect(ch chan<- prometheus.Metric) {
 			for reason, n := range a.Rejected {
 				ch <- prometheus.MustNewConstMetric(c.turned, counter, float64(n), t.Tier.String(), reason)
 			}
+		}
+		if t.Uploads != nil {
+			c.upload.collect(ch, t.Uploads)
 		}
 		for _, k := range t.Curves {
 			if k.Asked > 0 {

@@ -51,6 +51,11 @@ func aStats() block.Stats {
 					},
 				},
 			},
+			{
+				Tier: block.G4, Blocks: 12,
+				Uploads: &block.UploadStats{Blocks: 3, Bytes: 12288, HeldBack: 5, Dropped: 1, Through: 2, Failed: 4},
+				Devices: []block.DeviceStats{{Path: "s3://b/p", State: "healthy"}},
+			},
 		},
 		Misses:    map[string]int64{"absent": 5, "corrupt": 1},
 		Removed:   map[string]int64{"evicted": 4},

@@ -31,6 +31,9 @@ type serveFlags struct {
 	nvme         []string
 	object       []string
 	cluster      string
+	objectMode   []string
+	uploadBytes  int64
+	uploadAge    time.Duration
 	high, low    float64
 	policy       []string
 	writeBudget  int64
@@ -83,6 +86,10 @@ func (f *serveFlags) add(fs *pflag.FlagSet) {
 	fs.Var(&listValue{p: &f.object, kind: "URL", check: checkBucket}, "object",
 		"bucket of the object tier, s3://BUCKET/PREFIX?endpoint=URL&path_style=true&region=R or azure://CONTAINER/PREFIX?endpoint=URL; repeatable, new objects go to the first that works\n(credentials come from the SDKs' environment variables and files; default: none)")
 	fs.StringVar(&f.cluster, "cluster", "default", "`name` of the nodes that share the prefix of a bucket; the first that writes there claims it")
+	fs.Var(&listValue{p: &f.objectMode, kind: "mode", check: checkObjectRule}, "object-mode",
+		"GLOB=MODE[,KEEP]: when blocks of namespaces go into the bucket: back, when they leave the lowest local tier (the default), through, as soon as they were put, or off, never;\nand how long one is found there, such as 720h; repeatable, the first that matches counts")
+	sizeVar(fs, &f.uploadBytes, "upload-bytes", 256<<20, "most bytes that may wait for the bucket in the local tiers; a full queue holds eviction back")
+	fs.DurationVar(&f.uploadAge, "upload-age", 30*time.Second, "time that a block may wait for the bucket before its tier chooses anew what leaves")
 	shareVar(fs, &f.high, "high", 0.98, "used share of a tier above which it evicts")
 	shareVar(fs, &f.low, "low", 0.96, "used share of a tier down to which it evicts")
 	f.policy = []string{policy.Default}
@@ -234,6 +241,7 @@ type servePlan struct {
 	policy      map[block.TierID]string // at start
 	writeBudget int64                   // bytes a day; 0: any number
 	prefill     prefills
+	objectRules objectRules
 	socket      string // absolute path; "": none
 	socketNote  string // why there is none
 	metrics     *endpoint
@@ -293,6 +301,9 @@ func (f *serveFlags) plan(ctx context.Context, env environment) (*servePlan, err
 		return nil, err
 	}
 	if err := p.planWrites(f); err != nil {
+		return nil, err
+	}
+	if err := p.planObjects(f); err != nil {
 		return nil, err
 	}
 	for _, s := range f.prefill {

@@ -93,6 +93,7 @@ type statTier struct {
 	Devices      []statDevice `json:"devices"`
 
 	Admission *statAdmission `json:"admission,omitempty"` // absent: all that leaves the tier above is written
+	Uploads   *statUploads   `json:"uploads,omitempty"`   // of the object tier
 	Curves    []statCurve    `json:"curves"`
 }
 
@@ -123,6 +124,21 @@ type statAdmission struct {
 func (a *statAdmission) line() string {
 	return fmt.Sprintf("%s a day may be written, %s now; %s admitted, %d rejected%s",
 		formatSizeShort(a.Budget), formatSizeShort(a.Available), counted(a.Admitted, "block"), total(a.Rejected), countsIn(a.Rejected))
+}
+
+// statUploads says how blocks do that are to go into the bucket.
+type statUploads struct {
+	Blocks   int64 `json:"blocks"` // now
+	Bytes    int64 `json:"bytes"`
+	HeldBack int64 `json:"held_back"`
+	Dropped  int64 `json:"dropped"`
+	Through  int64 `json:"through_dropped"`
+	Failed   int64 `json:"failed"`
+}
+
+func (u *statUploads) line() string {
+	return fmt.Sprintf("%s (%s) on their way up; held back by a full queue %d, waited too long %d, put without room in it %d, failed %d",
+		counted(u.Blocks, "block"), formatSizeShort(u.Bytes), u.HeldBack, u.Dropped, u.Through, u.Failed)
 }
 
 type statDevice struct {
@@ -170,6 +186,10 @@ func describeStats(version string, s block.Stats) statOutput {
 				Path: d.Path, ID: d.ID, Bytes: d.Bytes, FreeOnFS: d.FreeOnFS, Engine: d.Engine, PageBytes: d.PageBytes, LockedBytes: d.Locked, Quarantined: d.Quarantined,
 				statHealth: statHealth{d.State, d.Reason, rfc3339(d.Since), d.Errors},
 			})
+		}
+		if u := t.Uploads; u != nil {
+			up := statUploads(*u)
+			st.Uploads = &up
 		}
 		if a := t.Admission; a != nil {
 			st.Admission = &statAdmission{a.Budget, a.Available, a.Admitted, notNil(a.Rejected)}
@@ -261,6 +281,9 @@ func (o *statOutput) print(w io.Writer) error {
 		}
 		if t.Admission != nil {
 			fmt.Fprintf(w, "%s: %s\n", t.Tier, t.Admission.line())
+		}
+		if t.Uploads != nil {
+			fmt.Fprintf(w, "%s: %s\n", t.Tier, t.Uploads.line())
 		}
 	}
 	fmt.Fprintln(tw, "\nTIER\tDEVICE\tSIZE\tSTATE\tDETAIL")
