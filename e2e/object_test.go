@@ -66,7 +66,7 @@ func TestObjectTierAzure(t *testing.T) {
 	if soak {
 		objectTier(t, url, conversation, "1500", "128MiB", "512MiB")
 	} else {
-		objectTier(t, url, smallTrace, "120", "32MiB", "48MiB")
+		objectTier(t, url, smallTrace, "200", "32MiB", "48MiB")
 	}
 	refusesBuckets(t, url, "west", map[string]badBucket{
 		"another cluster": {url, "east", []string{`"east"`, `"west"`}},

@@ -113,6 +113,22 @@ func Evict(s *Store, t block.TierID, h block.Handle) (freed int64) {
 	return freed
 }
 
+// EvictAll takes blocks out of a tier together, as Evict does one.
+func EvictAll(s *Store, t block.TierID, keys []block.Key) {
+	var hs []block.Handle
+	for _, k := range keys {
+		if h := HandleOf(s, k); h != 0 {
+			hs = append(hs, h)
+		}
+	}
+	s.evict(s.tier(index.TierIndex(t)), hs, true)
+}
+
+// StagingSlots is how many staging buffers there are, and StagingFree how many nobody has.
+const StagingSlots = stagingSlots
+
+func StagingFree(s *Store) int { return len(s.staging.slots) }
+
 // Used reports whether a block is known to be used since it came into G2.
 func Used(s *Store, k block.Key) bool { return EntryOf(s, k).Flags&flagUsed != 0 }
 

@@ -26,6 +26,11 @@ type grip struct {
 	// far is its way up from G4. When that has led to G2, h is the block by the reference
 	// that the fetch holds.
 	far *fetch
+	// ride holds the bytes of a block that stays in G4, once they are read; failed is why they
+	// could not be.
+	ride   *ride
+	bytes  []byte
+	failed error
 }
 
 // near reports whether serving the block waits for nothing.
@@ -73,7 +78,7 @@ func (s *Store) Get(ctx context.Context, nsID block.NamespaceID, hashLen int, wa
 		for j := range cur {
 			g := &cur[j]
 			holds := j+1 < len(cur) && g.near() && cur[j+1].near()
-			err := s.serve(ctx, nsID, hashLen, &want[i], g, o, func(p block.Payload) error {
+			err := s.serve(ctx, nsID, hashLen, &want[i], cur[j:], o, func(p block.Payload) error {
 				p.Held = holds
 				return use(i, p)
 			})
@@ -103,17 +108,17 @@ func (s *Store) gripWindow(nsID block.NamespaceID, want []block.Wanted, o block.
 	var bytes int64
 	var low []block.Handle
 	var at []int // in w
-	var keys []block.Key
+	var made []*fetch
 	for i := 0; i < len(want) && len(w) < windowKeys && bytes < windowBytes; i++ {
 		k := block.Key{NS: nsID, Hash: want[i].Hash}
 		g := s.grip(k)
-		if s.objects != nil {
-			keys = append(keys, k)
-		}
-		if g.h == 0 {
-			r, _ := s.objects.find(k)
-			bytes += int64(r.Len)
-		} else {
+		if s.objects != nil && g.mayBeFar() {
+			f, n := s.objects.gripFar(k, &g, !o.NoPromote)
+			if f != nil {
+				made = append(made, f)
+			}
+			bytes += n
+		} else if g.h != 0 {
 			bytes += int64(g.e.Len)
 			if !live(&g.e, ixG2) && !o.NoPromote {
 				low, at = append(low, g.h), append(at, i)
@@ -124,7 +129,9 @@ func (s *Store) gripWindow(nsID block.NamespaceID, want []block.Wanted, o block.
 	for j, m := range s.launch(s.g2, low) {
 		w[at[j]].up = m
 	}
-	s.gripFar(keys, w, !o.NoPromote)
+	if s.objects != nil {
+		s.objects.bring(made)
+	}
 	return w
 }
 
@@ -153,6 +160,7 @@ func (s *Store) grip(k block.Key) (g grip) {
 
 // ungrip gives the reference back. It is safe to call twice.
 func (s *Store) ungrip(g *grip) {
+	s.leaveRide(g)
 	switch {
 	case g.far != nil:
 		s.objects.leave(g.far)
@@ -162,15 +170,16 @@ func (s *Store) ungrip(g *grip) {
 	g.h, g.far = 0, nil
 }
 
-// serve hands one block to use: from its slot in G2, where the read from G3 has
-// brought it, or from a staging buffer when G2 had no room for it.
-func (s *Store) serve(ctx context.Context, nsID block.NamespaceID, hashLen int, w *block.Wanted, g *grip, o block.GetOptions, use func(block.Payload) error) (err error) {
+// serve hands the first of some gripped blocks to use: from its slot in G2, where the read
+// from G3 has brought it, or from a staging buffer when G2 had no room for it.
+func (s *Store) serve(ctx context.Context, nsID block.NamespaceID, hashLen int, w *block.Wanted, gs []grip, o block.GetOptions, use func(block.Payload) error) (err error) {
+	g := &gs[0]
 	miss := func(r block.MissReason) error {
 		s.missed(block.Key{NS: nsID, Hash: w.Hash}, r)
 		return use(block.Payload{Reason: r})
 	}
 	if g.far != nil {
-		served, why, err := s.serveFar(ctx, hashLen, w, g, use)
+		served, why, err := s.serveFar(ctx, hashLen, w, gs, use)
 		switch {
 		case served || err != nil:
 			return err
@@ -244,9 +253,11 @@ func (s *Store) serve(ctx context.Context, nsID block.NamespaceID, hashLen int, 
 	return use(p)
 }
 
-// serveFar waits until a block of G4 has come up to G2, where the grip then has it, or hands
-// it to use from a staging buffer when G2 has no room for it. A miss says why neither.
-func (s *Store) serveFar(ctx context.Context, hashLen int, w *block.Wanted, g *grip, use func(block.Payload) error) (served bool, why block.MissReason, err error) {
+// serveFar waits until the first of some gripped blocks, one of G4, has come up to G2, where
+// the grip then has it, or hands it to use from a staging buffer when G2 has no room for it.
+// A miss says why neither.
+func (s *Store) serveFar(ctx context.Context, hashLen int, w *block.Wanted, gs []grip, use func(block.Payload) error) (served bool, why block.MissReason, err error) {
+	g := &gs[0]
 	switch err := g.far.await(ctx); {
 	case err == nil:
 		deleted := false
@@ -264,13 +275,14 @@ func (s *Store) serveFar(ctx context.Context, hashLen int, w *block.Wanted, g *g
 	if err != nil {
 		return false, block.Hit, err
 	}
-	payload, giveBack, err := s.objects.stage(ctx, r)
-	if err != nil {
-		return false, missOf(err), nil
+	if g.ride == nil && g.failed == nil {
+		s.objects.share(ctx, gs)
 	}
-	defer giveBack()
+	if g.failed != nil {
+		return false, missOf(g.failed), nil
+	}
 	s.countHit(block.G4, n)
-	return true, block.Hit, use(block.Payload{Tier: block.G4, Total: r.Len, Sum: r.Sum, Bytes: payload[w.Offset:][:n]})
+	return true, block.Hit, use(block.Payload{Tier: block.G4, Total: r.Len, Sum: r.Sum, Bytes: g.bytes[w.Offset:][:n]})
 }
 
 // lengthWanted is how many bytes are wanted of a block of that length.

@@ -44,31 +44,39 @@ func (o *objects) start(keys []block.Key) (fs []*fetch, why []block.MissReason) 
 	fs, why = make([]*fetch, len(keys)), make([]block.MissReason, len(keys))
 	var mine []*fetch
 	for i, k := range keys {
-		if _, why[i] = o.find(k); why[i] != block.Hit {
-			continue
+		var won bool
+		if fs[i], why[i], won = o.seek(k); won {
+			mine = append(mine, fs[i])
 		}
-		f, won := o.join(k)
-		if f == nil {
-			why[i] = block.MissAbsent
-			continue
-		}
-		fs[i] = f
-		if !won {
-			continue
-		}
-		// Looked up again, now that a delete would find the fetch.
-		if f.rec, why[i] = o.find(k); why[i] != block.Hit {
-			o.land(f, fmt.Errorf("fetch from g4: %w", block.ErrNotFound))
-			o.leave(f)
-			fs[i] = nil
-			continue
-		}
-		mine = append(mine, f)
 	}
-	for _, run := range runs(mine) {
+	o.bring(mine)
+	return fs, why
+}
+
+// seek finds or makes the fetch of a block, which the caller leaves, or says why there is
+// none. One that it made the caller brings, too.
+func (o *objects) seek(k block.Key) (f *fetch, why block.MissReason, made bool) {
+	f, made = o.join(k)
+	switch {
+	case f == nil:
+		return nil, block.MissAbsent, false
+	case !made:
+		return f, block.Hit, false
+	}
+	// Looked up now that a delete would find the fetch.
+	if f.rec, why = o.find(k); why != block.Hit {
+		o.land(f, fmt.Errorf("fetch from g4: %w", block.ErrNotFound))
+		o.leave(f)
+		return nil, why, false
+	}
+	return f, block.Hit, true
+}
+
+// bring begins fetches.
+func (o *objects) bring(fs []*fetch) {
+	for _, run := range runs(fs) {
 		o.s.wg.Go(func() { o.fetch(run) })
 	}
-	return fs, why
 }
 
 // join finds the fetch of a block, or makes one; nil when the block is being deleted.
@@ -376,55 +384,90 @@ func (o *objects) told(r *index.PackedRecord, why block.Reason) {
 	o.s.events.publish(ev)
 }
 
-// stage reads a block into a staging buffer, verified. The caller gives the buffer back.
-func (o *objects) stage(ctx context.Context, r *index.PackedRecord) (payload []byte, giveBack func(), err error) {
-	buf, err := o.s.staging.get(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	payload = buf[:r.Len]
-	if err := o.read(ctx, []*index.PackedRecord{r}, [][]byte{payload})[0]; err != nil {
-		o.s.staging.put(buf)
-		return nil, nil, err
-	}
-	return payload, func() { o.s.staging.put(buf) }, nil
+// ride is a staging buffer with blocks that lie one behind the other in an object. It is given
+// back with the last of the grips that have one.
+type ride struct {
+	buf  []byte
+	left int
 }
 
-// gripFar has the keys that grips miss brought up from G4, unless promote is false. Whose
-// keys they are holds the fetches by their grips.
-func (s *Store) gripFar(keys []block.Key, gs []grip, promote bool) {
-	if s.objects == nil {
+// share reads the block of the first of some grips into a staging buffer, verified, and those
+// that lie behind it in its object and are to stay in G4 as well, as many as there is room
+// for. All are one get's.
+func (o *objects) share(ctx context.Context, gs []grip) {
+	buf, err := o.s.staging.get(ctx)
+	if err != nil {
+		gs[0].failed = err
 		return
 	}
-	var far []block.Key
-	var at []int
-	tell := func(i int, why block.MissReason) {
-		if why != block.MissAbsent {
-			gs[i].reason = why
-		}
-	}
+	v := &ride{buf: buf}
+	var recs []*index.PackedRecord
+	var payloads [][]byte
 	for i := range gs {
-		if gs[i].h == 0 && (gs[i].reason == block.MissAbsent || gs[i].reason == block.MissPending) {
-			far, at = append(far, keys[i]), append(at, i)
+		g := &gs[i]
+		if g.far == nil || g.ride != nil || g.failed != nil || i > 0 && !g.far.stays() {
+			break
 		}
+		r := &g.far.rec
+		if i > 0 && (r.Object != recs[0].Object || r.Offset != memberEnd(recs[i-1]) || int(r.Len) > len(buf)) {
+			break
+		}
+		recs, payloads = append(recs, r), append(payloads, buf[:r.Len])
+		buf = buf[r.Len:]
+		v.left++
+		g.ride, g.bytes = v, payloads[i]
 	}
-	if len(far) == 0 {
+	for i, err := range o.read(ctx, recs, payloads) {
+		gs[i].failed = err
+	}
+}
+
+// leaveRide gives a grip's part of a staging buffer back.
+func (s *Store) leaveRide(g *grip) {
+	if g.ride == nil {
 		return
 	}
-	if !promote {
-		for j, k := range far {
-			r, why := s.objects.find(k)
-			if tell(at[j], why); why == block.Hit {
-				gs[at[j]].far = standing(k, r)
-			}
+	if g.ride.left--; g.ride.left == 0 {
+		s.staging.put(g.ride.buf)
+	}
+	g.ride, g.bytes = nil, nil
+}
+
+// stays reports whether a block is not going to come up: there was no room, or it was not to.
+func (f *fetch) stays() bool {
+	select {
+	case <-f.done:
+		return errors.Is(f.err, block.ErrNoSpace)
+	default:
+		return false
+	}
+}
+
+// mayBeFar reports whether a block that no local tier has may be in G4.
+func (g *grip) mayBeFar() bool {
+	return g.h == 0 && (g.reason == block.MissAbsent || g.reason == block.MissPending)
+}
+
+// gripFar takes a block that a grip misses from G4: it is on its way up then, or stays there
+// unless promote. made is a fetch that the caller brings. It returns the block's length, 0
+// when G4 does not have it.
+func (o *objects) gripFar(k block.Key, g *grip, promote bool) (made *fetch, n int64) {
+	var why block.MissReason
+	var mine bool
+	var r index.PackedRecord
+	if promote {
+		if g.far, why, mine = o.seek(k); mine {
+			made, r = g.far, g.far.rec
+		} else if g.far != nil {
+			r, _ = o.find(k) // the fetch's record is another goroutine's
 		}
-		return
+	} else if r, why = o.find(k); why == block.Hit {
+		g.far = standing(k, r)
 	}
-	fs, why := s.objects.start(far)
-	for j, f := range fs {
-		gs[at[j]].far = f
-		tell(at[j], why[j])
+	if why != block.MissAbsent {
+		g.reason = why
 	}
+	return made, int64(r.Len)
 }
 
 // readInto reads a block into the caller's memory; see Store.ReadInto.
@@ -480,16 +523,21 @@ func (s *Store) lendFar(ctx context.Context, nsID block.NamespaceID, hashLen int
 	if s.objects == nil {
 		return
 	}
-	keys := make([]block.Key, 0, windowKeys)
+	var made []*fetch
 	for from := 0; from < len(grips); from += windowKeys {
 		to := min(from+windowKeys, len(grips))
-		keys = keys[:0]
+		made = made[:0]
 		for i := from; i < to; i++ {
+			if !grips[i].mayBeFar() {
+				continue
+			}
 			k := block.Key{NS: nsID}
 			copy(k.Hash[:], hashes[i*hashLen:(i+1)*hashLen])
-			keys = append(keys, k)
+			if f, _ := s.objects.gripFar(k, &grips[i], promote && ctx.Err() == nil); f != nil {
+				made = append(made, f)
+			}
 		}
-		s.gripFar(keys, grips[from:to], promote && ctx.Err() == nil)
+		s.objects.bring(made)
 		for i := from; i < to; i++ {
 			g := &grips[i]
 			f := g.far
