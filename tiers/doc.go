@@ -31,6 +31,8 @@
 //     nothing new is recorded, and what must not be forgotten waits;
 //   - each device of G3 is attended to: one that fails or stalls is degraded or
 //     down, is left alone, and is probed until it is well again;
+//   - what is to go into objects waits in a queue, from which it is written; so does
+//     each bucket have somebody who probes it, and a reaper of objects that are dead;
 //   - after a stop out of order a sweep erases headers in free room;
 //   - a scrub, when one is started, reads and compares all that is on G3.
 //

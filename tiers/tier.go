@@ -32,6 +32,8 @@ type tier struct {
 		stuck  bool          // no slot came free since the last of them
 		ahead  int64         // bytes that the evictor makes room for below the watermarks; see makeRoom
 		policy policyState
+		// leaving counts the slots that uploads will free, by their size.
+		leaving map[int64]int64
 	}
 	kick   chan struct{}     // wakes the evictor
 	change chan policyChange // for the evictor
@@ -43,7 +45,7 @@ type tier struct {
 	evictions, dropped, reclaimed    atomic.Int64
 	bytesIn, bytesOut, refused, hits atomic.Int64
 	behind, fellBehind               atomic.Int64 // see watchdog
-	leaving                          atomic.Int64 // bytes of slots that uploads will free; see uploads
+	leaving                          atomic.Int64 // bytes of slots that uploads will free
 }
 
 // device is one medium of a tier: the arena of G2, or one slab of G3.
@@ -86,7 +88,7 @@ func newTier(id block.TierID, devs []*device, o Options) *tier {
 	}
 	t.high = int64(o.High * float64(t.capacity))
 	t.low = int64(o.Low * float64(t.capacity))
-	t.mu.room = make(chan struct{})
+	t.mu.room, t.mu.leaving = make(chan struct{}), map[int64]int64{}
 	t.events.init()
 	t.curves.feed = make(chan curveBatch, curveRoom)
 	t.speed.first = firstMemory
@@ -277,11 +279,21 @@ func (t *tier) pressure(evicting bool) (need, starving int64) {
 				return need, 0
 			}
 		}
-		if starving = t.mu.want; leaving >= starving {
-			starving = 0 // what is on its way up leaves room
+		if starving = t.mu.want; t.mu.leaving[starving] > 0 {
+			starving = 0 // what is on its way up leaves room of that size
 		}
 	}
 	return need, starving
+}
+
+// leaves counts n slots of a size that uploads will free, or, below 0, do so no more.
+func (t *tier) leaves(size, n int64) {
+	t.leaving.Add(n * size)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.mu.leaving[size] += n; t.mu.leaving[size] == 0 {
+		delete(t.mu.leaving, size)
+	}
 }
 
 // makeRoom has the evictor free room for n more bytes below the high watermark,

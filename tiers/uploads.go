@@ -73,7 +73,7 @@ func (u *uploads) add(t *tier, hs []block.Handle, d *departures) (queued int64) 
 		u.mu.bytes += l.bytes
 		u.mu.blocks++
 		queued += l.bytes
-		t.leaving.Add(l.bytes)
+		t.leaves(l.bytes, 1)
 		if d != nil {
 			d.all.Add(1)
 		}
@@ -248,7 +248,7 @@ func (u *uploads) end(ls []*leaver) {
 	}
 	for _, l := range ls {
 		if !l.stays {
-			l.t.leaving.Add(-l.bytes)
+			l.t.leaves(l.bytes, -1)
 		}
 		if l.party != nil {
 			l.party.all.Done()

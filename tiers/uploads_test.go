@@ -150,3 +150,28 @@ func TestUploadsEndWithTheStore(t *testing.T) {
 	}
 	wantMiss(t, s, ns, 19, block.MissAbsent)
 }
+
+// TestUploadsOfOtherSizes: who needs a slot of one size does not wait for ever since blocks of
+// another size are on their way.
+func TestUploadsOfOtherSizes(t *testing.T) {
+	t.Parallel()
+	b := newFakeBucket()
+	o := farOptions(t, b)
+	o.High, o.Low = 0.9, 0.8
+	s := openStore(t, o)
+	ns := space(t, s, "n", 1<<20)
+	const small = 900
+	for i := range small {
+		mustPutDown(t, s, ns, i, 60_000, block.PutOptions{Durable: block.G3})
+	}
+	for i := range 60 {
+		mustPutDown(t, s, ns, small+i, 1<<20, block.PutOptions{Durable: block.G3})
+		mustPutDown(t, s, ns, 10_000+i, 60_000, block.PutOptions{Durable: block.G3})
+	}
+	for i := range small {
+		wantHit(t, s, ns, i, 60_000)
+	}
+	for i := range 60 {
+		wantHit(t, s, ns, small+i, 1<<20)
+	}
+}
