@@ -87,7 +87,7 @@ func TestWriteThroughFull(t *testing.T) {
 	o.UploadBytes = 3 << 20
 	s := openStore(t, o)
 	ns := space(t, s, "n", 1<<20)
-	g := newGate(b)
+	g := newGate(t, b)
 	const n = 6
 	for i := range n {
 		mustPut(t, s, ns, i, 1<<20, block.PutOptions{Durable: block.G3})
@@ -95,7 +95,7 @@ func TestWriteThroughFull(t *testing.T) {
 	if u := g4(s).Uploads; u.Through != n-2 || u.Bytes > o.UploadBytes {
 		t.Errorf("uploads %+v", u)
 	}
-	close(g.open)
+	g.open()
 	eventually(t, "the first are in the bucket", func() bool { return strings.Contains(tiersOf(t, s, ns, 0), "g4") && g4(s).Uploads.Blocks == 0 })
 	if got := tiersOf(t, s, ns, n-1); got != "g2g3" {
 		t.Errorf("the last block is in %s", got)
