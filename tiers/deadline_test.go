@@ -4,140 +4,197 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
-	"strings"
-	"sync"
-	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
-
-	"github.com/kvtier/kvtier/api/apitest"
-	"github.com/kvtier/kvtier/index"
 	"github.com/kvtier/kvtier/index/block"
-	"github.com/kvtier/kvtier/tiers"
-	"github.com/kvtier/kvtier/xfer"
-	"github.com/kvtier/kvtier/xfer/xfertest"
 )
 
-// What a call may take after its deadline, and how often it is tried.
+// A call that has to wait is given waits, all others patience: they end by themselves.
 const (
+	deadlineWaits    = 100 * time.Millisecond
+	deadlinePatience = 20 * time.Second
+	// deadlineSlack is how much later than a timer of the same deadline a call may end.
 	deadlineSlack = 100 * time.Millisecond
-	deadlineTries = 10
 )
 
-// TestDeadlines makes each call with a deadline, bare and through a client, while
-// something below the store does not answer, or fails, and nothing has noticed that yet: each ends soon after its
-// deadline, with the right error or reason for each key. When all answers again,
-// each call does what it should, without a restart.
-func TestDeadlines(t *testing.T) {
-	t.Parallel()
-	const deadline = 200 * time.Millisecond
-	late := func(err error) bool {
-		return errors.Is(err, context.DeadlineExceeded) || err != nil && err.Error() == "miss: deadline"
-	}
-	sick := func(err error) bool {
-		return errors.Is(err, block.ErrUnavailable) || err != nil && err.Error() == "miss: unavailable"
-	}
+// deadlineFaults are what can go wrong below a store, each with the kind that says how
+// calls end.
+var deadlineFaults = []struct{ name, kind string }{
+	{"device", "device"},
+	{"deaf", "deaf"},
+	{"flush", "flush"},
+	{"catalog", "catalog"},
+	{"EIO", "fails"},
+	{"ENOSPC", "fails"},
+	{"short", "fails"},
+	{"down", "fails"},
+	{"wrong", "wrong"},
+	{"catalogEIO", "refused"},
+	{"catalogENOSPC", "refused"},
+}
+
+// The ways to make a call.
+const (
+	callBare    = 1 << iota // of the store
+	callRemote              // of a client over gRPC
+	callSession             // of a client whose blocks go over a session
+)
+
+type deadlineCall struct {
+	name string
+	call func(ctx context.Context, r *deadlineRig) error
+	want map[string]func(error) bool // by kind of fault; none: the call does well
+	ways int
+}
+
+func ranOut(err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) || err != nil && err.Error() == "miss: deadline"
+}
+
+func deadlineCalls() []deadlineCall {
 	well := func(err error) bool { return err == nil }
-	type want map[string]func(error) bool // by fault; none: the call does well
-	calls := []struct {
-		name string
-		call func(ctx context.Context, r *deadlineRig) error
-		want want
-		bare bool // not a call of clients
-	}{
-		{"PutG2", func(ctx context.Context, r *deadlineRig) error { return r.put(ctx, block.G2) }, nil, false},
-		{"PutG3", func(ctx context.Context, r *deadlineRig) error { return r.put(ctx, block.G3) }, want{"device": late, "deaf": late, "fails": sick, "flush": late, "catalog": late}, false},
-		{"Get", func(ctx context.Context, r *deadlineRig) error { return r.get(ctx, block.GetOptions{NoPromote: true}) }, want{"device": late, "deaf": late, "fails": sick}, false},
-		{"GetPromote", func(ctx context.Context, r *deadlineRig) error { return r.get(ctx, block.GetOptions{}) }, want{"device": late, "deaf": late, "fails": sick}, false},
+	sick := func(err error) bool { return errors.Is(err, block.ErrUnavailable) }
+	spoiled := func(err error) bool { return err != nil && err.Error() == "miss: corrupt" }
+	noRoom := func(err error) bool { return well(err) || refused(err) } // no room is no failure of a drain
+	type want = map[string]func(error) bool
+	reads := want{"device": ranOut, "deaf": ranOut, "fails": sick, "wrong": spoiled}
+	writes := want{"device": ranOut, "deaf": ranOut, "flush": ranOut, "catalog": ranOut, "fails": sick, "refused": refused}
+	records := want{"catalog": ranOut, "refused": refused}
+	const clients = callBare | callRemote
+	return []deadlineCall{
+		{"PutG2", func(ctx context.Context, r *deadlineRig) error { return r.put(ctx, block.G2) }, nil, clients | callSession},
+		{"PutG3", func(ctx context.Context, r *deadlineRig) error { return r.put(ctx, block.G3) }, writes, clients | callSession},
+		{"PutGrantedG2", func(ctx context.Context, r *deadlineRig) error { return r.putGranted(ctx, block.G2) }, nil, callBare},
+		{"PutGrantedG3", func(ctx context.Context, r *deadlineRig) error { return r.putGranted(ctx, block.G3) }, writes, callBare},
+		{"Get", func(ctx context.Context, r *deadlineRig) error { return r.get(ctx, block.GetOptions{NoPromote: true}) }, reads, clients | callSession},
+		{"GetPromote", func(ctx context.Context, r *deadlineRig) error { return r.get(ctx, block.GetOptions{}) }, reads, clients | callSession},
+		// Its memory is the caller's, so it waits for a device that cannot be interrupted.
+		{"ReadInto", func(ctx context.Context, r *deadlineRig) error { return r.readInto(ctx) }, want{"device": ranOut, "fails": sick, "wrong": spoiled}, callBare},
+		{"Lend", func(ctx context.Context, r *deadlineRig) error { return r.lend(ctx, 2) }, nil, callBare},
+		{"LendFromG3", func(ctx context.Context, r *deadlineRig) error { return r.lend(ctx, 1) }, reads, callBare},
 		{"Prefetch", func(ctx context.Context, r *deadlineRig) error {
 			return r.by.Prefetch(ctx, r.ns.ID, hashLen, pack(hashOf(1)), "", func(p block.Progress) error { return missed(p.Reason) })
-		}, want{"device": late, "deaf": late, "fails": sick}, false},
+		}, reads, clients},
 		{"Delete", func(ctx context.Context, r *deadlineRig) error {
 			_, err := r.by.Delete(ctx, r.ns.ID, hashLen, pack(hashOf(3)))
 			return err
-		}, want{"device": late, "deaf": late, "fails": sick, "flush": late, "catalog": late}, false},
-		{"Clear", func(ctx context.Context, r *deadlineRig) error { _, err := r.by.Clear(ctx, r.other.ID); return err }, want{"catalog": late}, false},
-		{"OpenNamespace", func(ctx context.Context, r *deadlineRig) error {
-			_, err := r.OpenNamespace(ctx, block.Descriptor{Name: fmt.Sprint("new", r.next.Add(1)), MaxBlockBytes: 1 << 20}, 0)
-			return err
-		}, want{"catalog": late}, true},
-		{"Pin", func(ctx context.Context, r *deadlineRig) error {
-			each, err := r.Pin(ctx, r.ns.ID, hashLen, pack(hashOf(1)))
-			return errors.Join(append(each, err)...)
-		}, want{"catalog": late}, true},
-		{"Unpin", func(ctx context.Context, r *deadlineRig) error {
-			_, err := r.Unpin(ctx, r.ns.ID, hashLen, pack(hashOf(4)))
-			return err
-		}, want{"catalog": late}, true},
-		{"Match", func(ctx context.Context, r *deadlineRig) error {
-			return r.by.Match(ctx, r.ns.ID, hashLen, pack(hashOf(1)), block.MatchOptions{}, new(block.MatchResult))
-		}, nil, false},
-		{"List", func(ctx context.Context, r *deadlineRig) error {
-			_, _, err := r.by.List(ctx, r.ns.ID, "", 10)
-			return err
-		}, nil, false},
-		{"Drain", func(ctx context.Context, r *deadlineRig) error { _, err := r.Drain(ctx, nil); return err }, want{"fails": sick}, true}, // what is left is in its result
-		// The first put of a namespace fixes its length of hashes.
-		{"FirstPut", func(ctx context.Context, r *deadlineRig) error {
-			_, _, err := r.by.Reserve(ctx, r.fresh.ID, hashLen, hashOf(int(1000+r.next.Add(1))), 100, block.PutOptions{})
-			return err
-		}, want{"catalog": late}, false},
+		}, writes, clients},
+		{"Clear", func(ctx context.Context, r *deadlineRig) error { _, err := r.by.Clear(ctx, r.other.ID); return err }, records, clients},
 		// Behind one that is under way.
 		{"ClearBehind", func(ctx context.Context, r *deadlineRig) error {
-			short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+			short, cancel := context.WithTimeout(ctx, deadlineWaits/4)
 			defer cancel()
 			_, _ = r.by.Clear(short, r.other.ID)
 			_, err := r.by.Clear(ctx, r.ns.ID)
 			return err
-		}, want{"catalog": late}, false},
+		}, records, clients},
+		{"OpenNamespace", func(ctx context.Context, r *deadlineRig) error {
+			_, err := r.by.OpenNamespace(ctx, block.Descriptor{Name: fmt.Sprint("new", r.next.Add(1)), MaxBlockBytes: 1 << 20}, 0)
+			return err
+		}, records, clients},
+		// The first put of a namespace fixes its length of hashes.
+		{"FirstPut", func(ctx context.Context, r *deadlineRig) error {
+			_, _, err := r.by.Reserve(ctx, r.fresh.ID, hashLen, hashOf(int(1000+r.next.Add(1))), 100, block.PutOptions{})
+			return err
+		}, records, clients},
+		{"Pin", func(ctx context.Context, r *deadlineRig) error {
+			each, err := r.by.Pin(ctx, r.ns.ID, hashLen, pack(hashOf(1)))
+			return errors.Join(append(each, err)...)
+		}, records, clients},
+		{"Unpin", func(ctx context.Context, r *deadlineRig) error {
+			_, err := r.by.Unpin(ctx, r.ns.ID, hashLen, pack(hashOf(4)))
+			return err
+		}, records, clients},
+		{"Match", func(ctx context.Context, r *deadlineRig) error {
+			return r.by.Match(ctx, r.ns.ID, hashLen, pack(hashOf(1)), block.MatchOptions{}, new(block.MatchResult))
+		}, nil, clients},
+		{"Lease", func(ctx context.Context, r *deadlineRig) error { return r.lease(ctx) }, nil, clients},
+		{"Locate", func(ctx context.Context, r *deadlineRig) error {
+			_, err := r.by.Locate(ctx, r.ns.ID, hashLen, pack(hashOf(1)))
+			return err
+		}, nil, clients},
+		{"List", func(ctx context.Context, r *deadlineRig) error {
+			_, _, err := r.by.List(ctx, r.ns.ID, "", 10)
+			return err
+		}, nil, clients},
+		{"Watch", func(ctx context.Context, r *deadlineRig) error { return r.snapshot(ctx) }, nil, clients},
+		{"Stats", func(ctx context.Context, r *deadlineRig) error {
+			if st := r.by.Stats(); st.Blocks == 0 {
+				return errors.New("no blocks")
+			}
+			return ctx.Err()
+		}, nil, clients},
+		// What is left is in its result, also when its time is over.
+		{"Drain", func(ctx context.Context, r *deadlineRig) error {
+			_, err := r.Drain(ctx, nil)
+			return err
+		}, want{"device": well, "deaf": well, "flush": well, "catalog": well, "fails": sick, "refused": noRoom}, callBare},
 	}
-	for _, f := range []struct{ fault, kind string }{
-		{"device", "device"},
-		{"deaf", "deaf"},
-		{"flush", "flush"},
-		{"catalog", "catalog"},
-		{"EIO", "fails"},
-		{"ENOSPC", "fails"},
-		{"short", "fails"},
-	} {
-		for _, remote := range []bool{false, true} {
-			for _, c := range calls {
+}
+
+// TestDeadlines makes each call with a deadline, bare, through a client and over a session,
+// while something below the store does not answer, fails or gives wrong bytes, and nothing
+// has noticed that yet: each ends by its deadline, with the right error or reason for each
+// key. When all answers again, each call does what it should, without a restart.
+//
+// By its deadline is not later than a plain timer of the same deadline beside it, and the
+// slack: a machine that does other things runs both late.
+func TestDeadlines(t *testing.T) {
+	t.Parallel()
+	for _, f := range deadlineFaults {
+		for suffix, way := range map[string]int{"": callBare, "/grpc": callRemote, "/session": callSession} {
+			for _, c := range deadlineCalls() {
+				right, meets := c.want[f.kind]
 				switch {
-				case remote && c.bare:
+				case c.ways&way == 0:
 					continue
-				case remote && (f.fault == "ENOSPC" || f.fault == "short"):
+				case !meets && (f.kind != "device" && f.kind != "catalog" || way == callSession):
+					continue // it does not come near the fault
+				case way != callBare && (f.name == "ENOSPC" || f.name == "short" || f.name == "catalogENOSPC"):
 					continue // to a client they are as EIO
-				case raceEnabled && (remote || f.kind != "device" && f.kind != "catalog"):
+				case raceEnabled && (way != callBare || f.kind != "device" && f.kind != "catalog"):
 					continue // the detector has seen these calls elsewhere
 				}
-				name := f.fault + "/" + c.name
-				if remote {
-					name += "/grpc"
-				}
-				t.Run(name, func(t *testing.T) {
+				t.Run(f.name+"/"+c.name+suffix, func(t *testing.T) {
 					t.Parallel() // most of it waits
-					right := c.want[f.kind]
-					if right == nil {
-						right = well
+					stalls := f.kind == "device" || f.kind == "deaf" || f.kind == "flush" || f.kind == "catalog"
+					deadline := deadlinePatience
+					if meets && stalls {
+						deadline = deadlineWaits
 					}
-					// A machine that does other things is late now and then, also with what is to
-					// be done before the deadline. A call that waits for more than its deadline,
-					// or for what does not come, does so every time.
-					for try := 1; ; try++ {
-						took, err, again := stalled(t, f.fault, remote, deadline, c.call)
-						if again != nil {
-							t.Errorf("when all answers again: %v", again)
+					if right == nil {
+						right = func(err error) bool { return err == nil }
+					}
+					r := newDeadlineRig(t)
+					defer r.mend()
+					r.reach(t, way)
+					r.stall(f.name)
+					late, err := r.timed(t, deadline, c.call)
+					if !right(err) {
+						t.Errorf("it ends with %v", err)
+					}
+					if late > deadlineSlack {
+						t.Errorf("it ends %v later than a timer", late)
+					}
+					r.mend()
+					again := func() error {
+						return ends(t, "a call", func() error { return c.call(within(t, deadlinePatience), r) })
+					}
+					switch {
+					case stalls:
+						err = again()
+					case f.kind == "wrong":
+						// What was damaged has left.
+						if err = again(); err != nil && err.Error() == "miss: absent" {
+							err = nil
 						}
-						switch {
-						case right(err) && took <= deadline+deadlineSlack:
-							return
-						case took < deadline || try == deadlineTries:
-							t.Fatalf("%v after %v", err, took)
-						}
+					default: // it takes a while until it is noticed
+						eventually(t, "a call does well again", func() bool { return again() == nil })
+						err = nil
+					}
+					if err != nil {
+						t.Errorf("when all answers again: %v", err)
 					}
 				})
 			}
@@ -145,125 +202,32 @@ func TestDeadlines(t *testing.T) {
 	}
 }
 
-// stalled makes a call during a fault, and once more when it is over.
-func stalled(t *testing.T, fault string, remote bool, deadline time.Duration, call func(ctx context.Context, r *deadlineRig) error) (took time.Duration, err, again error) {
+// timed makes a call with a deadline, and says how much later it has ended than a timer
+// that was set to the same deadline; not at all when it ended before.
+func (r *deadlineRig) timed(t *testing.T, deadline time.Duration, call func(ctx context.Context, r *deadlineRig) error) (late time.Duration, err error) {
 	t.Helper()
-	r := newDeadlineRig(t)
-	defer r.mend()
-	if r.by = apitest.Caller(r.Store); remote {
-		r.by = apitest.Remote(t, r.Store)
-	}
-	r.stall(fault)
+	rang, ended := make(chan time.Time, 1), make(chan struct{})
 	ctx, cancel := context.WithTimeout(t.Context(), deadline)
 	defer cancel()
-	begun := time.Now()
-	err = ends(t, "a call", func() error { return call(ctx, r) })
-	took = time.Since(begun)
-	r.mend()
-	again = ends(t, "a call", func() error { return call(within(t, 20*time.Second), r) })
-	return took, err, again
-}
-
-// deadlineRig is a store below which things can stall. Blocks 1, 3 and 4 are in G3
-// only, 4 is pinned, 2 is in G2 only; the other namespace has block 1 in both.
-type deadlineRig struct {
-	*sickRig
-	by     apitest.Caller // the store, or a client of it
-	other  block.Namespace
-	fresh  block.Namespace // nothing was put yet
-	next   atomic.Int64
-	resume chan struct{}
-	mend   func()
-	stuck  atomic.Bool // the catalog's disk
-	slabs  atomic.Bool // flushes of the slab
-}
-
-func newDeadlineRig(t *testing.T) *deadlineRig {
-	r := &deadlineRig{sickRig: &sickRig{}, resume: make(chan struct{})}
-	dir := t.TempDir()
-	r.o = tiers.Options{
-		Dir: filepath.Join(dir, "data"), Slabs: slabIn(t, 64<<20), DRAM: 16 << 20, StallAfter: time.Hour, ProbeEvery: 20 * time.Millisecond,
-		Agent: agentWith(t, r.disk.Wrap),
-	}
-	r.o.Catalog = &index.CatalogOptions{FS: errorfs.Wrap(crashableDir(t, r.o.Dir), errorfs.InjectorFunc(func(op errorfs.Op) error {
-		if r.stuck.Load() && op.Kind.ReadOrWrite() == errorfs.OpIsWrite && (strings.HasSuffix(op.Path, ".log") || strings.Contains(op.Path, ".manifest")) {
-			<-r.resume
+	timer := time.NewTimer(deadline)
+	defer timer.Stop()
+	go func() {
+		select {
+		case <-timer.C:
+			rang <- time.Now()
+		case <-ended:
+			close(rang)
 		}
-		return nil
-	}))}
-	r.Store = openStore(t, r.o)
-	r.ns, r.other = space(t, r.Store, "a", 8<<20), space(t, r.Store, "b", 8<<20)
-	r.fresh = space(t, r.Store, "fresh", 8<<20)
-	tiers.WrapFlush(r.Store, func(_ int, _ string, flush func() error) error {
-		if r.slabs.Load() {
-			<-r.resume
-		}
-		return flush()
-	})
-	for _, i := range []int{1, 3, 4} {
-		mustPut(t, r.Store, r.ns, i, sickBytes, block.PutOptions{Durable: block.G3})
-		r.cool(t, i)
-	}
-	mustPut(t, r.Store, r.other, 1, sickBytes, block.PutOptions{Durable: block.G3})
-	mustPut(t, r.Store, r.ns, 2, sickBytes, block.PutOptions{})
-	if each, err := r.Pin(t.Context(), r.ns.ID, hashLen, pack(hashOf(4))); errors.Join(append(each, err)...) != nil {
-		t.Fatal(each, err)
-	}
-	r.mend = sync.OnceFunc(func() {
-		r.stuck.Store(false)
-		r.slabs.Store(false)
-		r.disk.Clear()
-		close(r.resume)
-	})
-	return r
-}
-
-// stall lets something no longer answer.
-func (r *deadlineRig) stall(what string) {
-	switch what {
-	case "device":
-		r.disk.Set(xfertest.Rule{Fault: xfertest.Stall, Resume: r.resume})
-	case "deaf":
-		r.disk.Set(xfertest.Rule{Fault: xfertest.Hang, Resume: r.resume})
-	case "flush":
-		r.slabs.Store(true)
-	case "catalog":
-		r.stuck.Store(true)
-	case "EIO":
-		r.disk.Set(xfertest.Rule{Fault: xfertest.Fail, Err: fmt.Errorf("%w: %w", xfer.ErrUnavailable, syscall.EIO)})
-	case "ENOSPC":
-		r.disk.Set(xfertest.Rule{Fault: xfertest.Fail, Err: fmt.Errorf("%w: %w", xfer.ErrUnavailable, syscall.ENOSPC)})
-	case "short":
-		r.disk.Set(xfertest.Rule{Fault: xfertest.Short})
-	}
-}
-
-// put puts another block in one go.
-func (r *deadlineRig) put(ctx context.Context, tier block.TierID) error {
-	i := int(1000 + r.next.Add(1))
-	v, _, err := r.by.Reserve(ctx, r.ns.ID, hashLen, hashOf(i), sickBytes, block.PutOptions{Durable: tier})
-	if err == nil {
-		err = r.by.Fill(ctx, v.ID, 0, payload(i, sickBytes))
-	}
-	if err != nil {
+	}()
+	var end time.Time
+	err = ends(t, "a call", func() error {
+		err := call(ctx, r)
+		end = time.Now()
 		return err
-	}
-	return r.by.Commit(ctx, []uint64{v.ID})[0].Err
-}
-
-// get wants block 2 from DRAM at once and says how block 1 of G3 is read.
-func (r *deadlineRig) get(ctx context.Context, o block.GetOptions) error {
-	want := []block.Wanted{{Hash: hashOf(2)}, {Hash: hashOf(1)}, {Hash: hashOf(99)}}
-	var why []block.MissReason
-	err := r.by.Get(ctx, r.ns.ID, hashLen, want, o, func(_ int, p block.Payload) error {
-		why = append(why, p.Reason)
-		return nil
 	})
-	if err != nil {
-		return err
+	close(ended)
+	if at, ok := <-rang; ok {
+		late = max(0, end.Sub(at))
 	}
-	if len(why) != 3 || why[0] != block.Hit || why[2] != block.MissAbsent {
-		return fmt.Errorf("answers %v", why)
-	}
-	return missed(why[1])
+	return late, err
 }

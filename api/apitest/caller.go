@@ -26,9 +26,25 @@ type Caller interface {
 	Delete(ctx context.Context, ns block.NamespaceID, hashLen int, hashes []byte) (int, error)
 	Clear(ctx context.Context, ns block.NamespaceID) (int64, error)
 	List(ctx context.Context, ns block.NamespaceID, cursor string, limit int) ([]block.ListEntry, string, error)
+	OpenNamespace(ctx context.Context, d block.Descriptor, ttl time.Duration) (block.Namespace, error)
+	Locate(ctx context.Context, ns block.NamespaceID, hashLen int, hashes []byte) ([][]block.Located, error)
+	Pin(ctx context.Context, ns block.NamespaceID, hashLen int, hashes []byte) ([]error, error)
+	Unpin(ctx context.Context, ns block.NamespaceID, hashLen int, hashes []byte) (int, error)
+	Watch(ctx context.Context, o block.WatchOptions, fn func(block.Event) error) error
+	Stats() block.Stats
+}
+
+// Putter is a Caller whose puts are one call each.
+type Putter interface {
+	Caller
+	PutOne(ctx context.Context, ns block.NamespaceID, hashLen int, h block.Hash, data []byte, durable block.TierID) error
 }
 
 // Remote serves a store over a listener in memory until the test ends, and
 // returns it as a client sees it: each session has a connection of its own, which
 // EndSession closes. Hashes have 16 bytes.
 func Remote(t testing.TB, s api.Store) Caller { return overGRPC(t, s) }
+
+// RemoteBySession is as Remote, of a client that gets and puts blocks over a session
+// on TCP. The store serves sessions, or the test is skipped.
+func RemoteBySession(t testing.TB, s api.Store) Putter { return overSession(t, s, "tcp") }

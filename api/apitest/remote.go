@@ -265,3 +265,12 @@ func (r *remote) SetPolicy(ctx context.Context, tier block.TierID, name string) 
 func (r *remote) putBlocks(ctx context.Context, ns block.NamespaceID, hashLen int, items []api.PutItem, o api.PutOptions) ([]api.PutResult, error) {
 	return r.c.Put(ctx, handle(ns, hashLen), items, o)
 }
+
+// PutOne puts one block in one call.
+func (r *remote) PutOne(ctx context.Context, ns block.NamespaceID, hashLen int, h block.Hash, data []byte, durable block.TierID) error {
+	res, err := r.putBlocks(ctx, ns, hashLen, []api.PutItem{{Hash: h, Data: data}}, api.PutOptions{Durable: durable})
+	if err != nil {
+		return err
+	}
+	return res[0].Err
+}
