@@ -61,7 +61,8 @@ type RepairReport struct {
 // some time since it was deleted last. What was deleted, cleared or is past its time
 // does not come back: its header was invalidated or its key has a tombstone, the header
 // is of an older epoch, or carries the time. Pins are gone, since only the catalog
-// knows them.
+// knows them, and so is what it knew of G4: the objects stay in their buckets, none of
+// them is removed or written over, and an import finds what lives in them.
 //
 // Errors: block.ErrInvalid when the catalog is whole, or a slab of version 1 is not
 // to be trusted; block.ErrNotFound without a manifest; ErrVersion when a newer

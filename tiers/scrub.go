@@ -269,15 +269,43 @@ func (w *walker) block(d *device, h block.Handle, place block.Place) error {
 	return nil
 }
 
-// renew has a block that was dropped from G3 written anew, if G2 has it. The caller
-// holds a reference.
+// renew has a block that was dropped from G3 written anew, if G2 or G4 has it. One that
+// stays in G4 only, since it could not come up, is not dropped. The caller holds a
+// reference.
 func (w *walker) renew(h block.Handle, e *index.Entry) {
 	w.damaged++
-	if w.inG2(h, e) && w.s.copyTo(w.ctx, w.s.g3, []block.Handle{h})[0] == nil {
+	far := false
+	ok := w.inG2(h, e) && w.s.copyTo(w.ctx, w.s.g3, []block.Handle{h})[0] == nil
+	if !ok {
+		ok, far = w.fromG4(e)
+	}
+	switch {
+	case ok:
 		w.repaired++
-	} else {
+	case !far:
 		w.dropped++
 	}
+}
+
+// fromG4 brings a block up from G4 and writes it to G3. far is whether G4 has it.
+func (w *walker) fromG4(e *index.Entry) (ok, far bool) {
+	o := w.s.objects
+	if o == nil {
+		return false, false
+	}
+	k := block.Key{NS: e.NS, Hash: e.Hash}
+	if r, why := o.find(k); why != block.Hit || r.Sum != e.Sum {
+		return false, false
+	}
+	fs, _ := o.start([]block.Key{k})
+	if f := fs[0]; f != nil {
+		if f.await(w.ctx) == nil {
+			ok = w.s.copyTo(w.ctx, w.s.g3, []block.Handle{f.h})[0] == nil
+		}
+		o.leave(f)
+	}
+	_, why := o.find(k) // a copy that is damaged too is dropped when it is read
+	return ok, why == block.Hit
 }
 
 // inG2 reports whether G2 has the right bytes of a block that is referenced.

@@ -37,7 +37,8 @@ the blocks on its slabs. The slabs are only read, all of them, and the old catal
 the new one. No daemon may run on the directory.
 
 Blocks that were deleted, cleared or are past their time do not come back. Pins
-do not either: only the catalog knew them.
+do not either: only the catalog knew them. Nor are the blocks in buckets in the new
+catalog; what lies in the buckets stays as it is, and kvtier object import finds it.
 
 A catalog that can be read whole is left as it is, unless --force is given.`,
 		Example: `  kvtier repair --data kv
