@@ -142,28 +142,60 @@ func TestDiskErrors(t *testing.T) {
 		name  string
 		kinds []errorfs.OpKind
 		after []int64 // the operation that fails first
+		short bool    // half of what is to be written is on the disk all the same
 	}{
-		{"write", []errorfs.OpKind{errorfs.OpFileWrite}, []int64{1, 2, 30, 100, 300}},
-		{"sync", []errorfs.OpKind{errorfs.OpFileSync, errorfs.OpFileSyncData, errorfs.OpFileSyncTo}, []int64{1, 2, 30, 100}},
-		{"create", []errorfs.OpKind{errorfs.OpCreate, errorfs.OpReuseForWrite}, []int64{1, 2, 3, 8}},
+		{"write", []errorfs.OpKind{errorfs.OpFileWrite}, []int64{1, 2, 30, 100, 300}, false},
+		{"short write", []errorfs.OpKind{errorfs.OpFileWrite}, []int64{1, 2, 30, 100}, true},
+		{"sync", []errorfs.OpKind{errorfs.OpFileSync, errorfs.OpFileSyncData, errorfs.OpFileSyncTo}, []int64{1, 2, 30, 100}, false},
+		{"create", []errorfs.OpKind{errorfs.OpCreate, errorfs.OpReuseForWrite}, []int64{1, 2, 3, 8}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if raceEnabled {
 				c.after = c.after[2:3]
 			}
 			for _, after := range c.after {
-				diskError(t, c.kinds, after)
+				diskError(t, c.kinds, after, c.short)
 			}
 		})
 	}
 }
 
-func diskError(t *testing.T, kinds []errorfs.OpKind, after int64) {
+// halfWrites is a disk that has half of what it fails to write.
+type halfWrites struct {
+	vfs.FS
+	fails func(name string) bool // whether the next write of a file does
+}
+
+func (d *halfWrites) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	f, err := d.FS.Create(name, c)
+	return &halfFile{f, name, d}, err
+}
+
+func (d *halfWrites) ReuseForWrite(from, name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	f, err := d.FS.ReuseForWrite(from, name, c)
+	return &halfFile{f, name, d}, err
+}
+
+type halfFile struct {
+	vfs.File
+	name string
+	disk *halfWrites
+}
+
+func (f *halfFile) Write(p []byte) (int, error) {
+	if !f.disk.fails(f.name) {
+		return f.File.Write(p)
+	}
+	n, err := f.File.Write(p[:len(p)/2])
+	return n, errors.Join(syscall.ENOSPC, err)
+}
+
+func diskError(t *testing.T, kinds []errorfs.OpKind, after int64, short bool) {
 	t.Helper()
 	mem := vfs.NewCrashableMem()
 	var armed atomic.Bool
 	var count atomic.Int64
-	fs := errorfs.Wrap(mem, errorfs.InjectorFunc(func(op errorfs.Op) error {
+	var fs vfs.FS = errorfs.Wrap(mem, errorfs.InjectorFunc(func(op errorfs.Op) error {
 		if !armed.Load() || !strings.HasSuffix(op.Path, ".log") {
 			return nil
 		}
@@ -174,6 +206,11 @@ func diskError(t *testing.T, kinds []errorfs.OpKind, after int64) {
 		}
 		return nil
 	}))
+	if short {
+		fs = &halfWrites{FS: mem, fails: func(name string) bool {
+			return armed.Load() && strings.HasSuffix(name, ".log") && count.Add(1) >= after
+		}}
+	}
 	c := openCatalog(t, "cat", &CatalogOptions{FS: fs})
 	armed.Store(true)
 	var (

@@ -2,6 +2,7 @@ package index
 
 import (
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"sync/atomic"
 	"testing"
@@ -11,13 +12,15 @@ import (
 	"github.com/kvtier/kvtier/index/block"
 )
 
-// wrongReads is a disk some of whose reads come with a flipped bit: those from the n-th
-// on, or only that one. What is on it is right.
+// wrongReads is a disk some of whose reads come with a flipped bit, or with half of the
+// bytes, as from a file that has been cut: those from the n-th on, or only that one. What is
+// on it is right.
 type wrongReads struct {
 	vfs.FS
 	count atomic.Int64
 	from  atomic.Int64 // 0: none is wrong
 	once  bool
+	short bool
 	seed  uint64
 }
 
@@ -36,16 +39,21 @@ func (d *wrongReads) OpenReadWrite(name string, c vfs.DiskWriteCategory, o ...vf
 	return d.wrap(d.FS.OpenReadWrite(name, c, o...))
 }
 
-// came counts a read and flips a bit of it when it is its turn.
-func (d *wrongReads) came(b []byte) {
-	if len(b) == 0 {
-		return
+// came counts a read of n bytes and spoils it when it is its turn.
+func (d *wrongReads) came(b []byte, n int, err error) (int, error) {
+	if n == 0 {
+		return n, err
 	}
-	n, from := d.count.Add(1), d.from.Load()
-	if from > 0 && (n == from || n > from && !d.once) {
-		r := rand.New(rand.NewPCG(d.seed, uint64(n)))
-		b[r.IntN(len(b))] ^= 1 << r.IntN(8)
+	now, from := d.count.Add(1), d.from.Load()
+	switch {
+	case from == 0 || now < from || now > from && d.once:
+	case d.short:
+		return n / 2, io.EOF
+	default:
+		r := rand.New(rand.NewPCG(d.seed, uint64(now)))
+		b[r.IntN(n)] ^= 1 << r.IntN(8)
 	}
+	return n, err
 }
 
 type wrongFile struct {
@@ -55,14 +63,12 @@ type wrongFile struct {
 
 func (f *wrongFile) Read(b []byte) (int, error) {
 	n, err := f.File.Read(b)
-	f.disk.came(b[:n])
-	return n, err
+	return f.disk.came(b, n, err)
 }
 
 func (f *wrongFile) ReadAt(b []byte, off int64) (int, error) {
 	n, err := f.File.ReadAt(b, off)
-	f.disk.came(b[:n])
-	return n, err
+	return f.disk.came(b, n, err)
 }
 
 // scanned is what a catalog says it has, if it says so.
@@ -72,22 +78,33 @@ func scanned(c *Catalog) (map[block.Key]Record, error) {
 	return got, err
 }
 
-// TestWrongReads opens and reads a catalog on a disk that gives wrong bytes somewhere. It
-// is an error, or all is there: never a catalog that lacks records, nor a record that
+// TestWrongReads opens and reads a catalog on a disk that gives wrong bytes somewhere, or too
+// few. It is an error, or all is there: never a catalog that lacks records, nor a record that
 // nobody wrote. Nor does what was read wrongly cost anything of what is on the disk.
 func TestWrongReads(t *testing.T) {
 	withoutRace(t)
-	t.Parallel()
+	for name, short := range map[string]bool{"Wrong": false, "Short": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			spoiledReads(t, short)
+		})
+	}
+}
+
+func spoiledReads(t *testing.T, short bool) {
 	left, want := written(t)
-	opened, failed := 0, 0
+	opened, failed, step := 0, 0, int64(32)
+	if short {
+		step = 8
+	}
 	for _, once := range []bool{true, false} {
-		for from, more := int64(1), true; more; from += 1 + from/32 {
+		for from, more := int64(1), true; more; from += 1 + from/step {
 			what := fmt.Sprintf("read %d is wrong, once %v", from, once)
 			disk := vfs.NewMem()
 			if ok, err := vfs.Clone(left, disk, "", ""); err != nil || !ok {
 				t.Fatalf("copy the disk: %v", err)
 			}
-			d := &wrongReads{FS: disk, once: once, seed: uint64(from)}
+			d := &wrongReads{FS: disk, once: once, short: short, seed: uint64(from)}
 			d.from.Store(from)
 			c, err := OpenCatalog("cat", &CatalogOptions{FS: d})
 			if err != nil {
