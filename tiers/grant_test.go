@@ -352,3 +352,52 @@ func TestGrantStarves(t *testing.T) {
 	}
 	wantEmpty(t, s)
 }
+
+// TestGrantBatch puts new keys, one of them twice, and keys that are there, with the same
+// bytes and with others, in one batch: each is answered, and the rest is stored.
+func TestGrantBatch(t *testing.T) {
+	const size = 5000
+	for _, tier := range []block.TierID{block.G2, block.G3} {
+		s := openStore(t, tiers.Options{Slabs: slabIn(t, 64<<20)})
+		ns := space(t, s, "a", 1<<20)
+		mustPut(t, s, ns, 1, size, block.PutOptions{Durable: tier})
+		mustPut(t, s, ns, 2, size, block.PutOptions{})
+		batch := []struct{ key, bytes int }{{3, 3}, {1, 1}, {2, 9}, {3, 3}, {4, 4}, {2, 2}}
+		var puts []block.GrantPut
+		for _, b := range batch {
+			g := grantOf(t, s, ns, size)
+			data := payload(b.bytes, size)
+			copy(g.Mem, data)
+			puts = append(puts, granted(ns, g, b.key, data, block.PutOptions{Durable: tier}))
+		}
+		res := s.PutGranted(within(t, 10*time.Second), puts)
+		stored := map[int]int{}
+		for i, b := range batch {
+			switch {
+			case b.key != b.bytes:
+				if !errors.Is(res[i].Err, block.ErrConflict) {
+					t.Errorf("%v: other bytes for key %d: %+v", tier, b.key, res[i])
+				}
+			case res[i].Err != nil:
+				t.Errorf("%v: key %d: %v", tier, b.key, res[i].Err)
+			case res[i].Status == block.Stored:
+				stored[b.key]++
+			case res[i].Status != block.Exists:
+				t.Errorf("%v: key %d: status %v", tier, b.key, res[i].Status)
+			}
+		}
+		if len(stored) != 2 || stored[3] != 1 || stored[4] != 1 {
+			t.Errorf("%v: stored by key: %v, want 3 and 4 once each", tier, stored)
+		}
+		for i := 1; i <= 4; i++ {
+			wantHit(t, s, ns, i, size)
+		}
+		if st := s.Stats(); st.Blocks != 4 || st.Reservations != 0 || st.Conflicts != 1 {
+			t.Errorf("%v: %d blocks, %d reservations, %d conflicts", tier, st.Blocks, st.Reservations, st.Conflicts)
+		}
+		if entries, _, err := s.List(t.Context(), ns.ID, "", 10); err != nil || len(entries) != 4 {
+			t.Errorf("%v: %d blocks are listed, %v", tier, len(entries), err)
+		}
+		wantEmpty(t, s)
+	}
+}
