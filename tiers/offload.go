@@ -418,7 +418,7 @@ func (s *Store) takeOut(t *tier, hs []block.Handle, wait bool) (freed, leaving i
 		s.table.Update(h, func(e *index.Entry) {
 			switch {
 			case e.Refs > 0 || !live(e, t.ix):
-			case live(e, 1-t.ix) || e.Flags&flagPacked != 0 || !takes || s.objects.rule(e.NS).Mode == NoObjects:
+			case e.Flags&flagPacked != 0 || !takes || s.objects.rule(e.NS).Mode == NoObjects: // a copy in G2 does not outlive a crash
 				out = append(out, h)
 			default:
 				e.Refs++
