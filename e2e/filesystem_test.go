@@ -1,10 +1,13 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/kvtier/kvtier/index/block"
@@ -84,7 +87,7 @@ func TestFileSystems(t *testing.T) {
 		mount func(t *testing.T) string
 		warns []string // what the daemon says
 	}{
-		// Whether tmpfs has direct I/O depends on the kernel.
+		// Whether tmpfs has direct I/O, and an overlay of it, depends on the kernel.
 		{"tmpfs", func(t *testing.T) string { return mount(t, "-t", "tmpfs", "-o", "size=1g", "tmpfs") }, nil},
 		{"overlay", func(t *testing.T) string { return overlay(t, t.TempDir()) }, nil},
 		{"overlay on tmpfs", func(t *testing.T) string { return overlay(t, mount(t, "-t", "tmpfs", "-o", "size=1g", "tmpfs")) }, nil},
@@ -94,7 +97,11 @@ func TestFileSystems(t *testing.T) {
 			dir := tt.mount(t)
 			data, slab := filepath.Join(dir, "data"), filepath.Join(dir, "slab")
 			args := []string{"--data", data, "--dram", "48MiB", "--nvme", slab + "=256MiB"}
+			direct := directIO(t, dir)
 			log := thereAndBack(t, args, data)
+			if says := strings.Contains(log, "no direct I/O"); tt.warns == nil && says == direct {
+				t.Errorf("the file system has direct I/O: %v, the daemon says that it has none: %v:\n%s", direct, says, log)
+			}
 			for _, warns := range tt.warns {
 				if !strings.Contains(log, warns) {
 					t.Errorf("the daemon does not say %q:\n%s", warns, log)
@@ -102,6 +109,23 @@ func TestFileSystems(t *testing.T) {
 			}
 		})
 	}
+}
+
+// directIO reports whether the files of a directory can be opened for it. An ext4 that
+// journals its data opens them, and has none.
+func directIO(t *testing.T, dir string) bool {
+	t.Helper()
+	path := filepath.Join(dir, "direct")
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_DIRECT, 0o600)
+	if err == nil {
+		err = f.Close()
+	} else if !errors.Is(err, syscall.EINVAL) {
+		t.Fatal(err)
+	}
+	if e := os.Remove(path); e != nil && !errors.Is(e, fs.ErrNotExist) {
+		t.Fatal(e)
+	}
+	return err == nil
 }
 
 // noExtents are the features of an ext4 without fallocate.

@@ -196,6 +196,16 @@ func TestReplayNames(t *testing.T) {
 				t.Errorf("%v: no %s in %s", tc.args, name, r.stdout)
 			}
 		}
+		if latency, ok := got["latency"].(map[string]any); ok {
+			for _, call := range []string{"match", "get", "put", "request"} {
+				times, _ := latency[call].(map[string]any)
+				for _, name := range []string{"count", "p50_ms", "p99_ms", "p999_ms", "max_ms"} {
+					if _, ok := times[name].(float64); !ok {
+						t.Errorf("%v: no latency.%s.%s in %s", tc.args, call, name, r.stdout)
+					}
+				}
+			}
+		}
 	}
 	for _, args := range [][]string{{"--block-bytes", "8"}, {"--check-only"}} {
 		if r := kvtier(t, addr, "", append([]string{"replay", trace}, args...)...); r.code != 0 || !strings.Contains(r.stdout, "wrong bytes") {
