@@ -266,6 +266,9 @@ func statsToPB(s block.Stats) *pb.StatsResponse {
 	for _, n := range s.ByNamespace {
 		out.ByNamespace = append(out.ByNamespace, &pb.NamespaceStats{Name: n.Name, Asked: n.Asked, Matched: n.Matched, Misses: n.Misses})
 	}
+	for _, w := range s.ObjectSweeps {
+		out.ObjectSweeps = append(out.ObjectSweeps, sweepToPB(w))
+	}
 	for _, t := range s.Tiers {
 		p := &pb.TierStats{
 			Tier: pb.Tier(t.Tier), Capacity: t.Capacity, Used: t.Used, Reserve: t.Reserve, Blocks: t.Blocks, Payload: t.Payload,
@@ -312,6 +315,9 @@ func statsFromPB(s *pb.StatsResponse) block.Stats {
 	}
 	for _, n := range s.GetByNamespace() {
 		out.ByNamespace = append(out.ByNamespace, block.NamespaceStats{Name: n.GetName(), Asked: n.GetAsked(), Matched: n.GetMatched(), Misses: n.GetMisses()})
+	}
+	for _, w := range s.GetObjectSweeps() {
+		out.ObjectSweeps = append(out.ObjectSweeps, sweepFromPB(w))
 	}
 	for _, t := range s.GetTiers() {
 		b := block.TierStats{

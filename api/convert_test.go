@@ -124,6 +124,21 @@ func TestConversionsKeepEveryField(t *testing.T) {
 	if back := listEntryFromPB(listEntryToPB(l, block.HashBytes)); !reflect.DeepEqual(l, back) {
 		t.Errorf("list entry:\n%+v\ncame back as\n%+v", l, back)
 	}
+	var imp block.ObjectImport
+	fill(reflect.ValueOf(&imp).Elem(), &n)
+	if back := importFromPB(importToPB(imp)); !reflect.DeepEqual(imp, back) {
+		t.Errorf("import:\n%+v\ncame back as\n%+v", imp, back)
+	}
+	var obj block.ObjectInfo
+	fill(reflect.ValueOf(&obj).Elem(), &n)
+	if back := objectFromPB(objectToPB(obj)); back != obj {
+		t.Errorf("object:\n%+v\ncame back as\n%+v", obj, back)
+	}
+	var u block.ObjectUsage
+	fill(reflect.ValueOf(&u).Elem(), &n)
+	if back := objectUsageFromPB(objectUsageToPB(u)); back != u {
+		t.Errorf("usage:\n%+v\ncame back as\n%+v", u, back)
+	}
 	var i session.Info
 	fill(reflect.ValueOf(&i).Elem(), &n)
 	if back := sessionFromPB(sessionToPB(&i)); back != i {

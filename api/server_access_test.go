@@ -124,6 +124,26 @@ var accessCalls = []struct {
 	{"SetPolicy", "RW", func(ctx context.Context, c pb.KvtierClient, _ uint32) error {
 		return not(codes.InvalidArgument, second(c.SetPolicy(ctx, &pb.SetPolicyRequest{Policy: "x"})))
 	}},
+	{"ListObjects", "RW", func(ctx context.Context, c pb.KvtierClient, _ uint32) error {
+		return not(codes.FailedPrecondition, second(c.ListObjects(ctx, &pb.ListObjectsRequest{})))
+	}},
+	{"ObjectUsage", "RW", func(ctx context.Context, c pb.KvtierClient, _ uint32) error {
+		return not(codes.FailedPrecondition, second(c.ObjectUsage(ctx, &pb.ObjectUsageRequest{})))
+	}},
+	{"SweepObjects", "RW", func(ctx context.Context, c pb.KvtierClient, _ uint32) error {
+		s, err := c.SweepObjects(ctx, &pb.SweepObjectsRequest{})
+		if err != nil {
+			return err
+		}
+		return not(codes.FailedPrecondition, second(s.Recv()))
+	}},
+	{"ImportObjects", "RW", func(ctx context.Context, c pb.KvtierClient, _ uint32) error {
+		s, err := c.ImportObjects(ctx, &pb.ImportObjectsRequest{})
+		if err != nil {
+			return err
+		}
+		return not(codes.FailedPrecondition, second(s.Recv()))
+	}},
 	{"StopScrub", "RW", func(ctx context.Context, c pb.KvtierClient, _ uint32) error {
 		return second(c.StopScrub(ctx, &pb.StopScrubRequest{}))
 	}},

@@ -114,4 +114,22 @@ type Store interface {
 	// have evicted them; when ctx ends before, it goes on. ErrInvalid lists the names
 	// there are; ErrUnavailable when there is no such tier.
 	SetPolicy(ctx context.Context, tier block.TierID, name string) error
+
+	// ListObjects lists objects that the catalog knows in the buckets of G4, in an order
+	// that stays, from where cursor says ("" for the start), limit at most. next is "" at
+	// the end. ErrUnavailable without G4, as with the three calls below; ErrInvalid for a
+	// cursor that is none.
+	ListObjects(ctx context.Context, cursor string, limit int) (objects []block.ObjectInfo, next string, err error)
+	// ObjectUsage sums up the objects of each namespace in each bucket.
+	ObjectUsage(ctx context.Context) ([]block.ObjectUsage, error)
+	// SweepObjects sweeps each bucket of G4 now, and returns at the end. It goes on with a
+	// sweep that was interrupted, and waits for one that runs. progress, which may be nil,
+	// is told how far it is; its error ends the call. A call that ends before the sweep
+	// does leaves the rest to the sweep in the background.
+	SweepObjects(ctx context.Context, progress func(block.ObjectSweep) error) error
+	// ImportObjects has the catalog know what is in each bucket of G4 and was not written
+	// by way of this catalog, and never what was deleted or cleared, or is past its time.
+	// When it returns without an error, what it has found is served. ErrUnavailable also
+	// when one is running.
+	ImportObjects(ctx context.Context, progress func(block.ObjectImport) error) error
 }

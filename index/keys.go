@@ -28,21 +28,23 @@ var ErrVersion = errors.New("unknown format version")
 //	k number(2)            BucketRecord
 //	o number(8)            ObjectRecord
 //	p namespace(4) hash    PackedRecord
+//	w number(2)            ObjectSweepRecord, by the number of its bucket
 //
 // Values begin with a version byte and end with a checksum: the xxhash64 of what
 // precedes it in the value, xor that of the key, so that a value does not pass
 // under another key. Numbers in them are little-endian.
 const (
-	kindMeta    = 'm'
-	kindScrub   = 'c'
-	kindSpace   = 'n'
-	kindDropped = 'd'
-	kindSlab    = 's'
-	kindTombs   = 't'
-	kindBlock   = 'b'
-	kindBucket  = 'k'
-	kindObject  = 'o'
-	kindPacked  = 'p'
+	kindMeta        = 'm'
+	kindScrub       = 'c'
+	kindSpace       = 'n'
+	kindDropped     = 'd'
+	kindSlab        = 's'
+	kindTombs       = 't'
+	kindBlock       = 'b'
+	kindBucket      = 'k'
+	kindObject      = 'o'
+	kindPacked      = 'p'
+	kindObjectSweep = 'w'
 
 	blockKeyPrefix = 1 + 4
 	checksumBytes  = 8
@@ -52,19 +54,20 @@ const (
 // and the flags in them. Version 1 of the catalog knew neither ScrubRecord, nor
 // Record.Pinned, nor Clean, which its meta record, of version 1 too, does not
 // have; version 2 had no buckets, objects and blocks in them; version 3 neither
-// SlabRecord.Unswept nor 't'. All are read, and become version 4 when they are opened
-// for writing.
+// SlabRecord.Unswept nor 't'; version 4 no ObjectSweepRecord. All are read, and become
+// version 5 when they are opened for writing.
 const (
-	catalogVersion = 4
-	metaVersion    = 2
-	scrubVersion   = 1
-	spaceVersion   = 1
-	slabVersion    = 1
-	tombsVersion   = 1
-	recordVersion  = 1
-	bucketVersion  = 1
-	objectVersion  = 1
-	packedVersion  = 1
+	catalogVersion     = 5
+	metaVersion        = 2
+	scrubVersion       = 1
+	spaceVersion       = 1
+	slabVersion        = 1
+	tombsVersion       = 1
+	recordVersion      = 1
+	bucketVersion      = 1
+	objectVersion      = 1
+	packedVersion      = 1
+	objectSweepVersion = 1
 )
 
 // Record is what the catalog knows of one block on a durable medium.

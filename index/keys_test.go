@@ -102,6 +102,8 @@ func TestGolden(t *testing.T) {
 	line("meta of version 2", metaKey, m.encode())
 	m.Catalog, m.Clean = 3, true
 	line("meta of version 3", metaKey, m.encode())
+	m.Catalog = 4
+	line("meta of version 4", metaKey, m.encode())
 	s.Unswept = true
 	key, value = s.encode()
 	line("slab unswept", key, value)
@@ -124,6 +126,9 @@ func TestGolden(t *testing.T) {
 	b := sampleBucket()
 	key, value = b.encode()
 	line("bucket", key, value)
+	w := sampleObjectSweep()
+	key, value = w.encode()
+	line("object sweep", key, value)
 
 	path := filepath.Join("testdata", "records.golden")
 	if *update {
@@ -181,6 +186,8 @@ func TestDamage(t *testing.T) {
 	pk, pv := packedBytes(&p)
 	ok, ov := o.encode()
 	bk, bv := b.encode()
+	w := sampleObjectSweep()
+	wk, wv := w.encode()
 	for _, c := range []struct {
 		name       string
 		key, value []byte
@@ -192,6 +199,7 @@ func TestDamage(t *testing.T) {
 		{"packed", pk, pv, func(k, v []byte) error { return new(PackedRecord).decode(k, v) }},
 		{"object", ok, ov, func(k, v []byte) error { return new(ObjectRecord).decode(k, v) }},
 		{"bucket", bk, bv, func(k, v []byte) error { return new(BucketRecord).decode(k, v) }},
+		{"object sweep", wk, wv, func(k, v []byte) error { return new(ObjectSweepRecord).decode(k, v) }},
 		{"meta", metaKey, m.encode(), func(_, v []byte) error { return new(meta).decode(v) }},
 		{"scrub", scrubKey, c.encode(), func(_, v []byte) error { return new(ScrubRecord).decode(v) }},
 	} {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"reflect"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 
@@ -41,6 +42,13 @@ func sampleBucket() BucketRecord {
 	return BucketRecord{Number: 258, URL: "s3://bucket/prefix", Cluster: "west-1"}
 }
 
+func sampleObjectSweep() ObjectSweepRecord {
+	return ObjectSweepRecord{
+		Bucket: 258, Writer: [8]byte{1, 2, 7: 8}, Started: time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC), Cursor: "page 7", After: "blocks/west-1/x",
+		Listed: 1, Orphans: 2, OrphanBytes: 3, Missing: 4, Lost: 5, Expired: 6, Rewritten: 7, Moved: 8, MovedBytes: 9, Error: "list objects",
+	}
+}
+
 func packedBytes(r *PackedRecord) (key, value []byte) {
 	key = make([]byte, blockKeyPrefix+r.HashLen)
 	putBlockKey(key, kindPacked, &r.Key, r.HashLen)
@@ -60,6 +68,12 @@ func TestObjectValuesComeBack(t *testing.T) {
 		}
 		want := sampleObject(n)
 		var got ObjectRecord
+		if err := got.decode(want.encode()); err != nil || got != want {
+			t.Errorf("got %+v, %v, want %+v", got, err, want)
+		}
+	}
+	for _, want := range []ObjectSweepRecord{sampleObjectSweep(), {Ended: time.Unix(1, 2).UTC(), Started: time.Unix(0, 0).UTC()}} {
+		var got ObjectSweepRecord
 		if err := got.decode(want.encode()); err != nil || got != want {
 			t.Errorf("got %+v, %v, want %+v", got, err, want)
 		}
@@ -111,11 +125,15 @@ func FuzzObjectValues(f *testing.F) {
 	b := sampleBucket()
 	key, value := b.encode()
 	f.Add(key, value)
+	w := sampleObjectSweep()
+	key, value = w.encode()
+	f.Add(key, value)
 	f.Fuzz(func(t *testing.T, key, value []byte) {
 		for _, v := range [][]byte{value, seal(key, bytes.Clone(value))} {
 			var p PackedRecord
 			var o ObjectRecord
 			var b BucketRecord
+			var w ObjectSweepRecord
 			same := func(what string, err error, encode func() (key, value []byte)) {
 				if err != nil {
 					if !errors.Is(err, ErrVersion) && !errors.Is(err, block.ErrCorrupt) {
@@ -130,6 +148,7 @@ func FuzzObjectValues(f *testing.F) {
 			same("packed record", p.decode(key, v), func() ([]byte, []byte) { return packedBytes(&p) })
 			same("object record", o.decode(key, v), o.encode)
 			same("bucket record", b.decode(key, v), b.encode)
+			same("object sweep record", w.decode(key, v), w.encode)
 		}
 	})
 }

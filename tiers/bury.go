@@ -100,6 +100,7 @@ func (o *objects) farewell(nsID block.NamespaceID, hashLen int, hashes []byte) *
 		copy(k.Hash[:], hashes[i:i+hashLen])
 		w.keys = append(w.keys, k)
 	}
+	o.mourning.begin(w.keys)
 	o.markLeaving(w.keys)
 	return w
 }
@@ -130,7 +131,10 @@ func (o *objects) unmarkLeaving(keys []block.Key) {
 // end ends a delete that drops nothing. After drop it does nothing.
 func (w *farewell) end() {
 	if w != nil {
-		w.ended.Do(func() { w.o.unmarkLeaving(w.keys) })
+		w.ended.Do(func() {
+			w.o.unmarkLeaving(w.keys)
+			w.o.mourning.end(w.keys)
+		})
 	}
 }
 
@@ -153,7 +157,8 @@ func (w *farewell) drop(ctx context.Context, hashLen int, stones []index.Tombsto
 				if err != nil {
 					return err
 				}
-				if r == nil || r.Gen > stones[i].Gen {
+				// Of its object's number, since the generation may be another store's.
+				if r == nil || r.Object > stones[i].Gen {
 					continue
 				}
 				obj, err := v.object(r.Object)
@@ -182,21 +187,43 @@ func (w *farewell) drop(ctx context.Context, hashLen int, stones []index.Tombsto
 		},
 	}
 	o.ledger.submit(c)
+	early := false              // ctx ended before the drop did
+	told := make(chan struct{}) // closed when this call is through with the tombstones
 	w.ended.Do(func() {
 		o.s.wg.Go(func() { // also when ctx ends before
 			<-c.done
 			o.unmarkLeaving(w.keys)
+			<-told
+			if early && c.err == nil {
+				o.owe(graves) // a delete that is tried again finds no record
+			}
+			o.mourning.end(w.keys)
 		})
 	})
+	defer close(told)
 	select {
 	case <-c.done:
 	case <-ctx.Done():
+		early = true
 		return nil, context.Cause(ctx)
 	}
 	if c.err != nil {
 		return nil, c.err
 	}
 	return there, o.entomb(ctx, hashLen, graves)
+}
+
+// owe notes keys that need a tombstone still.
+func (o *objects) owe(graves map[*objectBucket][]block.Key) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for p, ks := range graves {
+		for _, k := range ks {
+			if len(o.mu.owed) < maxOwed {
+				o.mu.owed[k] = p
+			}
+		}
+	}
 }
 
 // owing notes where a key needs a tombstone that may have no record: an object under way may
@@ -361,17 +388,15 @@ func (o *objects) removeAll(dead []index.ObjectRecord) error {
 	for i := range dead {
 		n := dead[i].Number
 		// Not before its upload has ended; then its record says for good whether it lives.
-		o.mu.Lock()
-		_, busy := o.mu.underWay[n]
-		o.mu.Unlock()
-		if busy {
+		if o.busy(n) {
 			continue
 		}
 		r, ok, err := o.s.catalog.GetObject(n)
 		if err != nil {
 			return err
 		}
-		if p := o.byNo[r.Bucket]; ok && r.Live == 0 && p != nil {
+		// What another wrote may live by its catalog: see buryStrangers.
+		if p := o.byNo[r.Bucket]; ok && r.Live == 0 && p != nil && p.Wrote(r.ID) {
 			names[p] = append(names[p], o.nameOf(&r))
 			numbers[p] = append(numbers[p], n)
 		}
@@ -390,6 +415,20 @@ func (o *objects) removeAll(dead []index.ObjectRecord) error {
 		}}))
 	}
 	return errors.Join(errs...)
+}
+
+// busy reports whether an object is being written, or may be read although its blocks have
+// gone into another.
+func (o *objects) busy(number uint64) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	_, busy := o.mu.underWay[number]
+	at, rests := o.mu.rested[number]
+	if rests && time.Since(at) >= o.rest {
+		delete(o.mu.rested, number)
+		rests = false
+	}
+	return busy || rests
 }
 
 // attendBucket watches over one bucket until the store's life ends: it is probed, once a

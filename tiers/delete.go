@@ -280,6 +280,8 @@ func (s *Store) Clear(ctx context.Context, nsID block.NamespaceID) (int64, error
 	// While the gate is closed no block of the namespace is committed, so the
 	// records that are queued are all of the old epoch, and the clearing behind
 	// them in the queue covers them.
+	buried := false
+	defer s.objects.clearing(nsID)(&buried)
 	ns.gate.Lock()
 	next := *ns.state.Load()
 	next.Epoch++
@@ -311,5 +313,6 @@ func (s *Store) Clear(ctx context.Context, nsID block.NamespaceID) (int64, error
 	if err := s.objects.cleared(ctx, ns, next.Epoch); err != nil {
 		return n, fmt.Errorf("clear namespace %q: %w", next.Desc.Name, err)
 	}
+	buried = true
 	return n, nil
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kvtier/kvtier/index"
 	"github.com/kvtier/kvtier/index/block"
+	"github.com/kvtier/kvtier/tiers/packed"
 )
 
 // TableLen is the number of entries that the resident table knows by key.
@@ -192,3 +193,12 @@ func PaddingOf(s *Store, l block.Located) []byte {
 	}
 	return b
 }
+
+// RestObjects sets how long objects stay that were rewritten.
+func RestObjects(s *Store, d time.Duration) { s.objects.rest = d }
+
+// WriterOf is by which name a store writes objects into its first bucket.
+func WriterOf(s *Store) packed.Writer { return s.objects.buckets[0].sweeps.get().Writer }
+
+// TakeOut is what G3's evictor does with blocks that it takes out.
+func TakeOut(s *Store, hs []block.Handle) { s.takeOut(s.g3, hs, true) }

@@ -25,6 +25,9 @@ import (
 //	onboard.go   they come back
 //	ledger.go    what the catalog says of both
 //	bury.go      deletes, and the removal of objects that nothing lives in any more
+//	objectsweep.go   what the bucket and the catalog say of each other
+//	objectimport.go  the catalog learns what others have written
+//	repack.go        what lives in objects that are half dead goes into new ones
 type objects struct {
 	s       *Store
 	buckets []*objectBucket // new objects go to the first of the healthiest
@@ -58,7 +61,13 @@ type objects struct {
 		// record of them: the last one could not be written, or an object holds the block
 		// although it was deleted meanwhile.
 		owed map[block.Key]*objectBucket
+		// rested are the numbers of objects whose blocks have gone into others, and when: who
+		// reads them may still do so.
+		rested map[uint64]time.Time
 	}
+	mourning mourning
+	importer chan struct{} // held by an import
+	rest     time.Duration // restObject
 }
 
 // objectBucket is one bucket of G4.
@@ -70,6 +79,7 @@ type objectBucket struct {
 	writes  writes
 	doubts  sync.Mutex // held while one block is looked into
 	burials burials
+	sweeps  objectSweep
 	mu      struct {
 		sync.Mutex
 		claimed   bool
@@ -94,7 +104,9 @@ func (s *Store) openObjects(ctx context.Context) error {
 	o := &objects{s: s, byNo: map[uint16]*objectBucket{}, reap: make(chan struct{}, 1)}
 	o.mu.fetches, o.mu.leaving = map[block.Key]*fetch{}, map[block.Key]int{}
 	o.mu.packing, o.mu.underWay = map[block.Key]*objectBucket{}, map[uint64]struct{}{}
-	o.mu.owed, o.mu.doubted = map[block.Key]*objectBucket{}, map[block.Key]bool{}
+	o.mu.owed, o.mu.doubted, o.mu.rested = map[block.Key]*objectBucket{}, map[block.Key]bool{}, map[uint64]time.Time{}
+	o.mourning.init()
+	o.importer, o.rest = make(chan struct{}, 1), restObject
 	o.speed.first = firstDevice
 	o.ledger.init(s)
 	o.uploads.init(o)
@@ -133,10 +145,6 @@ func (o *objects) open(ctx context.Context, service bucket.Service, known []inde
 	p.health.what, p.health.stallAfter = "bucket", 3*bucketPatience
 	p.mu.described = map[block.NamespaceID]bool{}
 	p.writes.kick = make(chan struct{}, 1)
-	var err error
-	if p.Bucket, err = bucket.New(service, s.opts.Cluster, s.catalog.StoreID()); err != nil {
-		return nil, err
-	}
 	rec := index.BucketRecord{URL: service.String(), Cluster: s.opts.Cluster}
 	used := false
 	for _, r := range known {
@@ -147,6 +155,13 @@ func (o *objects) open(ctx context.Context, service bucket.Service, known []inde
 		rec.Number = max(rec.Number, r.Number+1)
 	}
 	p.no = rec.Number
+	writer, err := p.sweeps.init(s.catalog, p.no)
+	if err != nil {
+		return nil, err
+	}
+	if p.Bucket, err = bucket.New(service, s.opts.Cluster, s.catalog.StoreID(), writer); err != nil {
+		return nil, err
+	}
 	switch err := p.claim(ctx); {
 	case err == nil:
 	case used && errors.Is(err, bucket.ErrNoAnswer):

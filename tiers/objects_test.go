@@ -14,6 +14,7 @@ import (
 	"github.com/kvtier/kvtier/index/block"
 	"github.com/kvtier/kvtier/tiers"
 	"github.com/kvtier/kvtier/tiers/bucket"
+	"github.com/kvtier/kvtier/tiers/packed"
 	"github.com/kvtier/kvtier/xfer"
 )
 
@@ -22,6 +23,7 @@ import (
 type fakeBucket struct {
 	mu      sync.Mutex
 	objects map[string][]byte
+	made    map[string]time.Time
 	calls   map[string]int
 	// before, if not nil, comes ahead of each call, without the lock; what it fails with, the
 	// call fails with.
@@ -29,10 +31,11 @@ type fakeBucket struct {
 	// spoiled is how many of the next reads of packed objects give wrong bytes; less than 0:
 	// all reads, also of what else there is.
 	spoiled int
+	page    int // objects in a page of a list; 0: all
 }
 
 func newFakeBucket() *fakeBucket {
-	return &fakeBucket{objects: map[string][]byte{}, calls: map[string]int{}}
+	return &fakeBucket{objects: map[string][]byte{}, made: map[string]time.Time{}, calls: map[string]int{}}
 }
 
 func (b *fakeBucket) begin(ctx context.Context, op, key string) error {
@@ -88,7 +91,7 @@ func (b *fakeBucket) Put(ctx context.Context, key string, src [][]byte, ifAbsent
 	if _, there := b.objects[key]; there && ifAbsent {
 		return bucket.ErrExists
 	}
-	b.objects[key] = bytes.Join(src, nil)
+	b.objects[key], b.made[key] = bytes.Join(src, nil), time.Now()
 	return nil
 }
 
@@ -114,11 +117,36 @@ func (b *fakeBucket) List(ctx context.Context, prefix, cursor string) (out []buc
 	defer b.mu.Unlock()
 	for k, o := range b.objects {
 		if strings.HasPrefix(k, prefix) && k > cursor {
-			out = append(out, bucket.Object{Key: k, Bytes: int64(len(o))})
+			out = append(out, bucket.Object{Key: k, Bytes: int64(len(o)), Modified: b.made[k]})
 		}
 	}
 	slices.SortFunc(out, func(a, b bucket.Object) int { return strings.Compare(a.Key, b.Key) })
-	return out, "", nil
+	if b.page > 0 && len(out) > b.page {
+		out = out[:b.page]
+		next = out[b.page-1].Key
+	}
+	return out, next, nil
+}
+
+// has reports whether an object is there.
+func (b *fakeBucket) has(key string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	_, ok := b.objects[key]
+	return ok
+}
+
+// drop removes objects behind the store's back, and says how many.
+func (b *fakeBucket) drop(which func(key string) bool) (n int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for k := range b.objects {
+		if which(k) {
+			delete(b.objects, k)
+			n++
+		}
+	}
+	return n
 }
 
 // fail has the calls that match fail from now on, or none with nil.
@@ -162,17 +190,6 @@ func (b *fakeBucket) spoil(n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.spoiled = n
-}
-
-// lose removes every packed object behind the store's back.
-func (b *fakeBucket) lose() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for k := range b.objects {
-		if strings.HasPrefix(k, "blocks/") {
-			delete(b.objects, k)
-		}
-	}
 }
 
 // farOptions are those of a small store over a bucket.
@@ -330,11 +347,11 @@ func TestObjectTier(t *testing.T) {
 // imported are the blocks that an import of the bucket would find.
 func imported(t testing.TB, b *fakeBucket) (n int) {
 	t.Helper()
-	v, err := bucket.Open(t.Context(), b, "test", [16]byte{77})
+	v, err := bucket.Open(t.Context(), b, "test", [16]byte{77}, packed.Writer{77})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := v.Import(t.Context(), func(f *bucket.Found) error {
+	if err := v.Import(t.Context(), nil, func(f *bucket.Found) error {
 		for _, dead := range f.Dead {
 			if !dead {
 				n++
@@ -443,7 +460,7 @@ func TestObjectFaults(t *testing.T) {
 	b.damage(func(o []byte) { o[300]++ })
 	wantMiss(t, s, ns, 2, block.MissCorrupt)
 	// An object that is gone takes its blocks with it, and makes no bucket sick.
-	b.lose()
+	b.drop(func(key string) bool { return strings.HasPrefix(key, "blocks/") })
 	wantMiss(t, s, ns, 3, block.MissAbsent)
 	eventually(t, "both are forgotten", func() bool { return tiersOf(t, s, ns, 2)+tiersOf(t, s, ns, 3) == "" })
 	if st := g4(s).Devices[0]; st.State != block.Healthy {

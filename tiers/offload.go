@@ -245,7 +245,7 @@ func (o *objects) send(ctx context.Context, p *objectBucket, load []*parcel, pay
 	// The stamp is drawn when a delete finds the blocks among those that are being packed, and
 	// before it is looked whether they are deleted: so what is deleted now has a later one.
 	obj.Epoch = ns.state.Load().Epoch
-	foot := p.New(obj.Digest, uint8(obj.HashLen), obj.Epoch)
+	foot := p.New(obj.Number, obj.Digest, uint8(obj.HashLen), obj.Epoch)
 	obj.ID, obj.Stamp = foot.ID, foot.Stamp
 	heads := make([]byte, len(load)*packed.HeaderBytes)
 	var parts [][]byte

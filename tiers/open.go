@@ -329,6 +329,7 @@ func (s *Store) startWork(evictors []*evictor) {
 		s.wg.Go(s.objects.ledger.run)
 		s.wg.Go(s.objects.reaper)
 		s.wg.Go(s.objects.uploads.run)
+		s.wg.Go(s.objects.sweeper)
 		for _, p := range s.objects.buckets {
 			s.wg.Go(func() { s.attendBucket(p) })
 			s.wg.Go(func() { s.attendWrites(p) })

@@ -36,6 +36,10 @@ type Options struct {
 	// Empty: no G4. They are the caller's to close, after the store.
 	Objects []bucket.Service
 	Cluster string
+	// ObjectGrace is how old an object must be before the sweep of a bucket judges it.
+	ObjectGrace time.Duration
+	// SweepObjectsEvery is how long a bucket's sweep rests behind its end.
+	SweepObjectsEvery time.Duration
 
 	// ObjectRule, if not nil, says what becomes in G4 of the blocks of a namespace, by its
 	// name. It is asked once for each.
@@ -133,6 +137,12 @@ func (o Options) withDefaults() Options {
 	if o.SweepAfter == 0 {
 		o.SweepAfter = 10 * time.Second
 	}
+	if o.ObjectGrace == 0 {
+		o.ObjectGrace = time.Hour
+	}
+	if o.SweepObjectsEvery == 0 {
+		o.SweepObjectsEvery = 6 * time.Hour
+	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -179,6 +189,10 @@ func (o Options) validate() error {
 		return fmt.Errorf("%w: probe every: %v", block.ErrInvalid, o.ProbeEvery)
 	case o.SweepAfter < 0:
 		return fmt.Errorf("%w: sweep after: %v", block.ErrInvalid, o.SweepAfter)
+	case o.ObjectGrace < 0:
+		return fmt.Errorf("%w: object grace: %v", block.ErrInvalid, o.ObjectGrace)
+	case o.SweepObjectsEvery < 0:
+		return fmt.Errorf("%w: sweep objects every: %v", block.ErrInvalid, o.SweepObjectsEvery)
 	}
 	if err := o.checkWriteBudget(); err != nil {
 		return err

@@ -42,6 +42,9 @@ func (s *Store) Stats() block.Stats {
 	}
 	if s.objects != nil {
 		st.Tiers = append(st.Tiers, s.objects.stats())
+		for _, p := range s.objects.buckets {
+			st.ObjectSweeps = append(st.ObjectSweeps, p.sweepStatus())
+		}
 	}
 	return st
 }

@@ -4487,7 +4487,8 @@ type StatsResponse struct {
 	PinnedBytes   int64                  `protobuf:"varint,18,opt,name=pinned_bytes,json=pinnedBytes,proto3" json:"pinned_bytes,omitempty"` // of their payload
 	Scrub         *ScrubStatus           `protobuf:"bytes,19,opt,name=scrub,proto3" json:"scrub,omitempty"`
 	Catalog       *CatalogStats          `protobuf:"bytes,20,opt,name=catalog,proto3" json:"catalog,omitempty"`
-	ByNamespace   []*NamespaceStats      `protobuf:"bytes,21,rep,name=by_namespace,json=byNamespace,proto3" json:"by_namespace,omitempty"` // by name
+	ByNamespace   []*NamespaceStats      `protobuf:"bytes,21,rep,name=by_namespace,json=byNamespace,proto3" json:"by_namespace,omitempty"`    // by name
+	ObjectSweeps  []*ObjectSweep         `protobuf:"bytes,30,rep,name=object_sweeps,json=objectSweeps,proto3" json:"object_sweeps,omitempty"` // of each bucket of the object tier
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4665,6 +4666,13 @@ func (x *StatsResponse) GetCatalog() *CatalogStats {
 func (x *StatsResponse) GetByNamespace() []*NamespaceStats {
 	if x != nil {
 		return x.ByNamespace
+	}
+	return nil
+}
+
+func (x *StatsResponse) GetObjectSweeps() []*ObjectSweep {
+	if x != nil {
+		return x.ObjectSweeps
 	}
 	return nil
 }
@@ -6112,6 +6120,737 @@ func (*SetPolicyResponse) Descriptor() ([]byte, []int) {
 	return file_kvtier_proto_rawDescGZIP(), []int{79}
 }
 
+// ObjectSweep tells how far the sweep of a bucket is, or how the last one ended. Its
+// counters go on over restarts, until the next one begins.
+type ObjectSweep struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Bucket        string                 `protobuf:"bytes,1,opt,name=bucket,proto3" json:"bucket,omitempty"`                                       // URL without secrets
+	StartedUnixMs int64                  `protobuf:"varint,2,opt,name=started_unix_ms,json=startedUnixMs,proto3" json:"started_unix_ms,omitempty"` // 0: never
+	EndedUnixMs   int64                  `protobuf:"varint,3,opt,name=ended_unix_ms,json=endedUnixMs,proto3" json:"ended_unix_ms,omitempty"`       // 0 while it runs, or waits to go on
+	Listed        int64                  `protobuf:"varint,4,opt,name=listed,proto3" json:"listed,omitempty"`                                      // objects that were listed
+	Orphans       int64                  `protobuf:"varint,5,opt,name=orphans,proto3" json:"orphans,omitempty"`                                    // objects that the catalog does not know, or all of whose blocks are deleted: removed
+	OrphanBytes   int64                  `protobuf:"varint,6,opt,name=orphan_bytes,json=orphanBytes,proto3" json:"orphan_bytes,omitempty"`
+	Missing       int64                  `protobuf:"varint,7,opt,name=missing,proto3" json:"missing,omitempty"`                          // objects of the catalog that are not there: their blocks were dropped
+	Lost          int64                  `protobuf:"varint,8,opt,name=lost,proto3" json:"lost,omitempty"`                                // those blocks, but for the ones that another node has deleted
+	Expired       int64                  `protobuf:"varint,9,opt,name=expired,proto3" json:"expired,omitempty"`                          // blocks whose time has passed, dropped
+	Rewritten     int64                  `protobuf:"varint,10,opt,name=rewritten,proto3" json:"rewritten,omitempty"`                     // objects of which less than half lived: what did is in others now
+	Moved         int64                  `protobuf:"varint,11,opt,name=moved,proto3" json:"moved,omitempty"`                             // blocks in them
+	MovedBytes    int64                  `protobuf:"varint,12,opt,name=moved_bytes,json=movedBytes,proto3" json:"moved_bytes,omitempty"` // of their payload
+	Error         string                 `protobuf:"bytes,13,opt,name=error,proto3" json:"error,omitempty"`                              // why it does not go on now; it will be tried again
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ObjectSweep) Reset() {
+	*x = ObjectSweep{}
+	mi := &file_kvtier_proto_msgTypes[80]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ObjectSweep) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ObjectSweep) ProtoMessage() {}
+
+func (x *ObjectSweep) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[80]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ObjectSweep.ProtoReflect.Descriptor instead.
+func (*ObjectSweep) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{80}
+}
+
+func (x *ObjectSweep) GetBucket() string {
+	if x != nil {
+		return x.Bucket
+	}
+	return ""
+}
+
+func (x *ObjectSweep) GetStartedUnixMs() int64 {
+	if x != nil {
+		return x.StartedUnixMs
+	}
+	return 0
+}
+
+func (x *ObjectSweep) GetEndedUnixMs() int64 {
+	if x != nil {
+		return x.EndedUnixMs
+	}
+	return 0
+}
+
+func (x *ObjectSweep) GetListed() int64 {
+	if x != nil {
+		return x.Listed
+	}
+	return 0
+}
+
+func (x *ObjectSweep) GetOrphans() int64 {
+	if x != nil {
+		return x.Orphans
+	}
+	return 0
+}
+
+func (x *ObjectSweep) GetOrphanBytes() int64 {
+	if x != nil {
+		return x.OrphanBytes
+	}
+	return 0
+}
+
+func (x *ObjectSweep) GetMissing() int64 {
+	if x != nil {
+		return x.Missing
+	}
+	return 0
+}
+
+func (x *ObjectSweep) GetLost() int64 {
+	if x != nil {
+		return x.Lost
+	}
+	return 0
+}
+
+func (x *ObjectSweep) GetExpired() int64 {
+	if x != nil {
+		return x.Expired
+	}
+	return 0
+}
+
+func (x *ObjectSweep) GetRewritten() int64 {
+	if x != nil {
+		return x.Rewritten
+	}
+	return 0
+}
+
+func (x *ObjectSweep) GetMoved() int64 {
+	if x != nil {
+		return x.Moved
+	}
+	return 0
+}
+
+func (x *ObjectSweep) GetMovedBytes() int64 {
+	if x != nil {
+		return x.MovedBytes
+	}
+	return 0
+}
+
+func (x *ObjectSweep) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+// SweepObjectsRequest is empty.
+type SweepObjectsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SweepObjectsRequest) Reset() {
+	*x = SweepObjectsRequest{}
+	mi := &file_kvtier_proto_msgTypes[81]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SweepObjectsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SweepObjectsRequest) ProtoMessage() {}
+
+func (x *SweepObjectsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[81]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SweepObjectsRequest.ProtoReflect.Descriptor instead.
+func (*SweepObjectsRequest) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{81}
+}
+
+// ImportObjectsRequest is empty.
+type ImportObjectsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImportObjectsRequest) Reset() {
+	*x = ImportObjectsRequest{}
+	mi := &file_kvtier_proto_msgTypes[82]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImportObjectsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImportObjectsRequest) ProtoMessage() {}
+
+func (x *ImportObjectsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[82]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImportObjectsRequest.ProtoReflect.Descriptor instead.
+func (*ImportObjectsRequest) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{82}
+}
+
+// ObjectImport tells how far the import of a bucket is.
+type ObjectImport struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Bucket        string                 `protobuf:"bytes,1,opt,name=bucket,proto3" json:"bucket,omitempty"`          // URL without secrets
+	Done          bool                   `protobuf:"varint,2,opt,name=done,proto3" json:"done,omitempty"`             // it is at its end, and what it has found is served
+	Objects       int64                  `protobuf:"varint,3,opt,name=objects,proto3" json:"objects,omitempty"`       // that were read: those that the catalog did not know
+	Namespaces    int64                  `protobuf:"varint,4,opt,name=namespaces,proto3" json:"namespaces,omitempty"` // that were made
+	Blocks        int64                  `protobuf:"varint,5,opt,name=blocks,proto3" json:"blocks,omitempty"`         // that the catalog knows since
+	Bytes         int64                  `protobuf:"varint,6,opt,name=bytes,proto3" json:"bytes,omitempty"`           // of their payload
+	Known         int64                  `protobuf:"varint,7,opt,name=known,proto3" json:"known,omitempty"`           // blocks that it knew already
+	Dead          int64                  `protobuf:"varint,8,opt,name=dead,proto3" json:"dead,omitempty"`             // blocks that were deleted or cleared, or whose time has passed
+	Refused       int64                  `protobuf:"varint,9,opt,name=refused,proto3" json:"refused,omitempty"`       // blocks that disagree with what is here
+	Failed        int64                  `protobuf:"varint,10,opt,name=failed,proto3" json:"failed,omitempty"`        // objects that cannot be used
+	Problems      []string               `protobuf:"bytes,11,rep,name=problems,proto3" json:"problems,omitempty"`     // the first of what was refused and failed, one line each
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ObjectImport) Reset() {
+	*x = ObjectImport{}
+	mi := &file_kvtier_proto_msgTypes[83]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ObjectImport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ObjectImport) ProtoMessage() {}
+
+func (x *ObjectImport) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[83]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ObjectImport.ProtoReflect.Descriptor instead.
+func (*ObjectImport) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{83}
+}
+
+func (x *ObjectImport) GetBucket() string {
+	if x != nil {
+		return x.Bucket
+	}
+	return ""
+}
+
+func (x *ObjectImport) GetDone() bool {
+	if x != nil {
+		return x.Done
+	}
+	return false
+}
+
+func (x *ObjectImport) GetObjects() int64 {
+	if x != nil {
+		return x.Objects
+	}
+	return 0
+}
+
+func (x *ObjectImport) GetNamespaces() int64 {
+	if x != nil {
+		return x.Namespaces
+	}
+	return 0
+}
+
+func (x *ObjectImport) GetBlocks() int64 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
+func (x *ObjectImport) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *ObjectImport) GetKnown() int64 {
+	if x != nil {
+		return x.Known
+	}
+	return 0
+}
+
+func (x *ObjectImport) GetDead() int64 {
+	if x != nil {
+		return x.Dead
+	}
+	return 0
+}
+
+func (x *ObjectImport) GetRefused() int64 {
+	if x != nil {
+		return x.Refused
+	}
+	return 0
+}
+
+func (x *ObjectImport) GetFailed() int64 {
+	if x != nil {
+		return x.Failed
+	}
+	return 0
+}
+
+func (x *ObjectImport) GetProblems() []string {
+	if x != nil {
+		return x.Problems
+	}
+	return nil
+}
+
+// ListObjectsRequest asks for objects in an order that stays.
+type ListObjectsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Cursor        string                 `protobuf:"bytes,1,opt,name=cursor,proto3" json:"cursor,omitempty"` // empty for the start, then what the last answer said
+	Limit         uint32                 `protobuf:"varint,2,opt,name=limit,proto3" json:"limit,omitempty"`  // most objects; 0: 1000
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListObjectsRequest) Reset() {
+	*x = ListObjectsRequest{}
+	mi := &file_kvtier_proto_msgTypes[84]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListObjectsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListObjectsRequest) ProtoMessage() {}
+
+func (x *ListObjectsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[84]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListObjectsRequest.ProtoReflect.Descriptor instead.
+func (*ListObjectsRequest) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{84}
+}
+
+func (x *ListObjectsRequest) GetCursor() string {
+	if x != nil {
+		return x.Cursor
+	}
+	return ""
+}
+
+func (x *ListObjectsRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+// ObjectInfo tells of one object.
+type ObjectInfo struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Bucket        string                 `protobuf:"bytes,1,opt,name=bucket,proto3" json:"bucket,omitempty"`                                    // URL without secrets; empty for one that the daemon was not given
+	Key           string                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`                                          // below the bucket's prefix
+	Namespace     string                 `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"`                              // by name; empty when it is not there any more
+	Own           bool                   `protobuf:"varint,4,opt,name=own,proto3" json:"own,omitempty"`                                         // this daemon wrote it
+	Bytes         int64                  `protobuf:"varint,5,opt,name=bytes,proto3" json:"bytes,omitempty"`                                     // its length
+	Blocks        int64                  `protobuf:"varint,6,opt,name=blocks,proto3" json:"blocks,omitempty"`                                   // that were put into it
+	Live          int64                  `protobuf:"varint,7,opt,name=live,proto3" json:"live,omitempty"`                                       // of those, the ones that it is read for
+	LiveBytes     int64                  `protobuf:"varint,8,opt,name=live_bytes,json=liveBytes,proto3" json:"live_bytes,omitempty"`            // of their payload
+	PackedUnixMs  int64                  `protobuf:"varint,9,opt,name=packed_unix_ms,json=packedUnixMs,proto3" json:"packed_unix_ms,omitempty"` // when it was made
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ObjectInfo) Reset() {
+	*x = ObjectInfo{}
+	mi := &file_kvtier_proto_msgTypes[85]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ObjectInfo) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ObjectInfo) ProtoMessage() {}
+
+func (x *ObjectInfo) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[85]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ObjectInfo.ProtoReflect.Descriptor instead.
+func (*ObjectInfo) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{85}
+}
+
+func (x *ObjectInfo) GetBucket() string {
+	if x != nil {
+		return x.Bucket
+	}
+	return ""
+}
+
+func (x *ObjectInfo) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *ObjectInfo) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ObjectInfo) GetOwn() bool {
+	if x != nil {
+		return x.Own
+	}
+	return false
+}
+
+func (x *ObjectInfo) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *ObjectInfo) GetBlocks() int64 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
+func (x *ObjectInfo) GetLive() int64 {
+	if x != nil {
+		return x.Live
+	}
+	return 0
+}
+
+func (x *ObjectInfo) GetLiveBytes() int64 {
+	if x != nil {
+		return x.LiveBytes
+	}
+	return 0
+}
+
+func (x *ObjectInfo) GetPackedUnixMs() int64 {
+	if x != nil {
+		return x.PackedUnixMs
+	}
+	return 0
+}
+
+// ListObjectsResponse lists objects.
+type ListObjectsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Objects       []*ObjectInfo          `protobuf:"bytes,1,rep,name=objects,proto3" json:"objects,omitempty"`
+	Cursor        string                 `protobuf:"bytes,2,opt,name=cursor,proto3" json:"cursor,omitempty"` // empty at the end
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListObjectsResponse) Reset() {
+	*x = ListObjectsResponse{}
+	mi := &file_kvtier_proto_msgTypes[86]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListObjectsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListObjectsResponse) ProtoMessage() {}
+
+func (x *ListObjectsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[86]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListObjectsResponse.ProtoReflect.Descriptor instead.
+func (*ListObjectsResponse) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{86}
+}
+
+func (x *ListObjectsResponse) GetObjects() []*ObjectInfo {
+	if x != nil {
+		return x.Objects
+	}
+	return nil
+}
+
+func (x *ListObjectsResponse) GetCursor() string {
+	if x != nil {
+		return x.Cursor
+	}
+	return ""
+}
+
+// ObjectUsageRequest is empty.
+type ObjectUsageRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ObjectUsageRequest) Reset() {
+	*x = ObjectUsageRequest{}
+	mi := &file_kvtier_proto_msgTypes[87]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ObjectUsageRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ObjectUsageRequest) ProtoMessage() {}
+
+func (x *ObjectUsageRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[87]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ObjectUsageRequest.ProtoReflect.Descriptor instead.
+func (*ObjectUsageRequest) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{87}
+}
+
+// ObjectUsage sums up the objects of a namespace in a bucket.
+type ObjectUsage struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Bucket        string                 `protobuf:"bytes,1,opt,name=bucket,proto3" json:"bucket,omitempty"`       // as ObjectInfo.bucket
+	Namespace     string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"` // as ObjectInfo.namespace
+	Objects       int64                  `protobuf:"varint,3,opt,name=objects,proto3" json:"objects,omitempty"`
+	Bytes         int64                  `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"`                          // their lengths
+	Blocks        int64                  `protobuf:"varint,5,opt,name=blocks,proto3" json:"blocks,omitempty"`                        // that were put into them
+	Live          int64                  `protobuf:"varint,6,opt,name=live,proto3" json:"live,omitempty"`                            // of those, the ones that they are read for
+	LiveBytes     int64                  `protobuf:"varint,7,opt,name=live_bytes,json=liveBytes,proto3" json:"live_bytes,omitempty"` // of their payload
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ObjectUsage) Reset() {
+	*x = ObjectUsage{}
+	mi := &file_kvtier_proto_msgTypes[88]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ObjectUsage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ObjectUsage) ProtoMessage() {}
+
+func (x *ObjectUsage) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[88]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ObjectUsage.ProtoReflect.Descriptor instead.
+func (*ObjectUsage) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{88}
+}
+
+func (x *ObjectUsage) GetBucket() string {
+	if x != nil {
+		return x.Bucket
+	}
+	return ""
+}
+
+func (x *ObjectUsage) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ObjectUsage) GetObjects() int64 {
+	if x != nil {
+		return x.Objects
+	}
+	return 0
+}
+
+func (x *ObjectUsage) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *ObjectUsage) GetBlocks() int64 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
+func (x *ObjectUsage) GetLive() int64 {
+	if x != nil {
+		return x.Live
+	}
+	return 0
+}
+
+func (x *ObjectUsage) GetLiveBytes() int64 {
+	if x != nil {
+		return x.LiveBytes
+	}
+	return 0
+}
+
+// ObjectUsageResponse has the sums by bucket and namespace.
+type ObjectUsageResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Usage         []*ObjectUsage         `protobuf:"bytes,1,rep,name=usage,proto3" json:"usage,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ObjectUsageResponse) Reset() {
+	*x = ObjectUsageResponse{}
+	mi := &file_kvtier_proto_msgTypes[89]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ObjectUsageResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ObjectUsageResponse) ProtoMessage() {}
+
+func (x *ObjectUsageResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[89]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ObjectUsageResponse.ProtoReflect.Descriptor instead.
+func (*ObjectUsageResponse) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{89}
+}
+
+func (x *ObjectUsageResponse) GetUsage() []*ObjectUsage {
+	if x != nil {
+		return x.Usage
+	}
+	return nil
+}
+
 var File_kvtier_proto protoreflect.FileDescriptor
 
 const file_kvtier_proto_rawDesc = "" +
@@ -6426,7 +7165,7 @@ const file_kvtier_proto_rawDesc = "" +
 	"\x05state\x18\x01 \x01(\tR\x05state\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\"\n" +
 	"\rsince_unix_ms\x18\x03 \x01(\x03R\vsinceUnixMs\x12\x16\n" +
-	"\x06errors\x18\x04 \x01(\x03R\x06errors\"\xa7\a\n" +
+	"\x06errors\x18\x04 \x01(\x03R\x06errors\"\xe4\a\n" +
 	"\rStatsResponse\x12\x1b\n" +
 	"\tuptime_ms\x18\x01 \x01(\x03R\buptimeMs\x12\x1e\n" +
 	"\n" +
@@ -6453,7 +7192,8 @@ const file_kvtier_proto_rawDesc = "" +
 	"\fpinned_bytes\x18\x12 \x01(\x03R\vpinnedBytes\x12,\n" +
 	"\x05scrub\x18\x13 \x01(\v2\x16.kvtier.v1.ScrubStatusR\x05scrub\x121\n" +
 	"\acatalog\x18\x14 \x01(\v2\x17.kvtier.v1.CatalogStatsR\acatalog\x12<\n" +
-	"\fby_namespace\x18\x15 \x03(\v2\x19.kvtier.v1.NamespaceStatsR\vbyNamespace\x1a9\n" +
+	"\fby_namespace\x18\x15 \x03(\v2\x19.kvtier.v1.NamespaceStatsR\vbyNamespace\x12;\n" +
+	"\robject_sweeps\x18\x1e \x03(\v2\x16.kvtier.v1.ObjectSweepR\fobjectSweeps\x1a9\n" +
 	"\vMissesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\x1a:\n" +
@@ -6571,7 +7311,70 @@ const file_kvtier_proto_rawDesc = "" +
 	"\x10SetPolicyRequest\x12#\n" +
 	"\x04tier\x18\x01 \x01(\x0e2\x0f.kvtier.v1.TierR\x04tier\x12\x16\n" +
 	"\x06policy\x18\x02 \x01(\tR\x06policy\"\x13\n" +
-	"\x11SetPolicyResponse*I\n" +
+	"\x11SetPolicyResponse\"\xf9\x02\n" +
+	"\vObjectSweep\x12\x16\n" +
+	"\x06bucket\x18\x01 \x01(\tR\x06bucket\x12&\n" +
+	"\x0fstarted_unix_ms\x18\x02 \x01(\x03R\rstartedUnixMs\x12\"\n" +
+	"\rended_unix_ms\x18\x03 \x01(\x03R\vendedUnixMs\x12\x16\n" +
+	"\x06listed\x18\x04 \x01(\x03R\x06listed\x12\x18\n" +
+	"\aorphans\x18\x05 \x01(\x03R\aorphans\x12!\n" +
+	"\forphan_bytes\x18\x06 \x01(\x03R\vorphanBytes\x12\x18\n" +
+	"\amissing\x18\a \x01(\x03R\amissing\x12\x12\n" +
+	"\x04lost\x18\b \x01(\x03R\x04lost\x12\x18\n" +
+	"\aexpired\x18\t \x01(\x03R\aexpired\x12\x1c\n" +
+	"\trewritten\x18\n" +
+	" \x01(\x03R\trewritten\x12\x14\n" +
+	"\x05moved\x18\v \x01(\x03R\x05moved\x12\x1f\n" +
+	"\vmoved_bytes\x18\f \x01(\x03R\n" +
+	"movedBytes\x12\x14\n" +
+	"\x05error\x18\r \x01(\tR\x05error\"\x15\n" +
+	"\x13SweepObjectsRequest\"\x16\n" +
+	"\x14ImportObjectsRequest\"\x9a\x02\n" +
+	"\fObjectImport\x12\x16\n" +
+	"\x06bucket\x18\x01 \x01(\tR\x06bucket\x12\x12\n" +
+	"\x04done\x18\x02 \x01(\bR\x04done\x12\x18\n" +
+	"\aobjects\x18\x03 \x01(\x03R\aobjects\x12\x1e\n" +
+	"\n" +
+	"namespaces\x18\x04 \x01(\x03R\n" +
+	"namespaces\x12\x16\n" +
+	"\x06blocks\x18\x05 \x01(\x03R\x06blocks\x12\x14\n" +
+	"\x05bytes\x18\x06 \x01(\x03R\x05bytes\x12\x14\n" +
+	"\x05known\x18\a \x01(\x03R\x05known\x12\x12\n" +
+	"\x04dead\x18\b \x01(\x03R\x04dead\x12\x18\n" +
+	"\arefused\x18\t \x01(\x03R\arefused\x12\x16\n" +
+	"\x06failed\x18\n" +
+	" \x01(\x03R\x06failed\x12\x1a\n" +
+	"\bproblems\x18\v \x03(\tR\bproblems\"B\n" +
+	"\x12ListObjectsRequest\x12\x16\n" +
+	"\x06cursor\x18\x01 \x01(\tR\x06cursor\x12\x14\n" +
+	"\x05limit\x18\x02 \x01(\rR\x05limit\"\xed\x01\n" +
+	"\n" +
+	"ObjectInfo\x12\x16\n" +
+	"\x06bucket\x18\x01 \x01(\tR\x06bucket\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\tR\x03key\x12\x1c\n" +
+	"\tnamespace\x18\x03 \x01(\tR\tnamespace\x12\x10\n" +
+	"\x03own\x18\x04 \x01(\bR\x03own\x12\x14\n" +
+	"\x05bytes\x18\x05 \x01(\x03R\x05bytes\x12\x16\n" +
+	"\x06blocks\x18\x06 \x01(\x03R\x06blocks\x12\x12\n" +
+	"\x04live\x18\a \x01(\x03R\x04live\x12\x1d\n" +
+	"\n" +
+	"live_bytes\x18\b \x01(\x03R\tliveBytes\x12$\n" +
+	"\x0epacked_unix_ms\x18\t \x01(\x03R\fpackedUnixMs\"^\n" +
+	"\x13ListObjectsResponse\x12/\n" +
+	"\aobjects\x18\x01 \x03(\v2\x15.kvtier.v1.ObjectInfoR\aobjects\x12\x16\n" +
+	"\x06cursor\x18\x02 \x01(\tR\x06cursor\"\x14\n" +
+	"\x12ObjectUsageRequest\"\xbe\x01\n" +
+	"\vObjectUsage\x12\x16\n" +
+	"\x06bucket\x18\x01 \x01(\tR\x06bucket\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x18\n" +
+	"\aobjects\x18\x03 \x01(\x03R\aobjects\x12\x14\n" +
+	"\x05bytes\x18\x04 \x01(\x03R\x05bytes\x12\x16\n" +
+	"\x06blocks\x18\x05 \x01(\x03R\x06blocks\x12\x12\n" +
+	"\x04live\x18\x06 \x01(\x03R\x04live\x12\x1d\n" +
+	"\n" +
+	"live_bytes\x18\a \x01(\x03R\tliveBytes\"C\n" +
+	"\x13ObjectUsageResponse\x12,\n" +
+	"\x05usage\x18\x01 \x03(\v2\x16.kvtier.v1.ObjectUsageR\x05usage*I\n" +
 	"\x04Tier\x12\r\n" +
 	"\tTIER_NONE\x10\x00\x12\v\n" +
 	"\aTIER_G1\x10\x01\x12\v\n" +
@@ -6634,7 +7437,7 @@ const file_kvtier_proto_rawDesc = "" +
 	"\x13SCRUB_STATE_RUNNING\x10\x01\x12\x17\n" +
 	"\x13SCRUB_STATE_STOPPED\x10\x02\x12\x14\n" +
 	"\x10SCRUB_STATE_DONE\x10\x03\x12\x16\n" +
-	"\x12SCRUB_STATE_FAILED\x10\x042\x8d\x0e\n" +
+	"\x12SCRUB_STATE_FAILED\x10\x042\xc0\x10\n" +
 	"\x06Kvtier\x127\n" +
 	"\x04Ping\x12\x16.kvtier.v1.PingRequest\x1a\x17.kvtier.v1.PingResponse\x12F\n" +
 	"\rOpenNamespace\x12\x1f.kvtier.v1.OpenNamespaceRequest\x1a\x14.kvtier.v1.Namespace\x12D\n" +
@@ -6664,7 +7467,11 @@ const file_kvtier_proto_rawDesc = "" +
 	"StartScrub\x12\x1c.kvtier.v1.StartScrubRequest\x1a\x16.kvtier.v1.ScrubStatus\x12@\n" +
 	"\tStopScrub\x12\x1b.kvtier.v1.StopScrubRequest\x1a\x16.kvtier.v1.ScrubStatus\x12O\n" +
 	"\fListPolicies\x12\x1e.kvtier.v1.ListPoliciesRequest\x1a\x1f.kvtier.v1.ListPoliciesResponse\x12F\n" +
-	"\tSetPolicy\x12\x1b.kvtier.v1.SetPolicyRequest\x1a\x1c.kvtier.v1.SetPolicyResponseB'Z%github.com/kvtier/kvtier/api/kvtierpbb\x06proto3"
+	"\tSetPolicy\x12\x1b.kvtier.v1.SetPolicyRequest\x1a\x1c.kvtier.v1.SetPolicyResponse\x12L\n" +
+	"\vListObjects\x12\x1d.kvtier.v1.ListObjectsRequest\x1a\x1e.kvtier.v1.ListObjectsResponse\x12L\n" +
+	"\vObjectUsage\x12\x1d.kvtier.v1.ObjectUsageRequest\x1a\x1e.kvtier.v1.ObjectUsageResponse\x12H\n" +
+	"\fSweepObjects\x12\x1e.kvtier.v1.SweepObjectsRequest\x1a\x16.kvtier.v1.ObjectSweep0\x01\x12K\n" +
+	"\rImportObjects\x12\x1f.kvtier.v1.ImportObjectsRequest\x1a\x17.kvtier.v1.ObjectImport0\x01B'Z%github.com/kvtier/kvtier/api/kvtierpbb\x06proto3"
 
 var (
 	file_kvtier_proto_rawDescOnce sync.Once
@@ -6679,7 +7486,7 @@ func file_kvtier_proto_rawDescGZIP() []byte {
 }
 
 var file_kvtier_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_kvtier_proto_msgTypes = make([]protoimpl.MessageInfo, 84)
+var file_kvtier_proto_msgTypes = make([]protoimpl.MessageInfo, 94)
 var file_kvtier_proto_goTypes = []any{
 	(Tier)(0),                      // 0: kvtier.v1.Tier
 	(MissReason)(0),                // 1: kvtier.v1.MissReason
@@ -6768,130 +7575,151 @@ var file_kvtier_proto_goTypes = []any{
 	(*ListPoliciesResponse)(nil),   // 84: kvtier.v1.ListPoliciesResponse
 	(*SetPolicyRequest)(nil),       // 85: kvtier.v1.SetPolicyRequest
 	(*SetPolicyResponse)(nil),      // 86: kvtier.v1.SetPolicyResponse
-	nil,                            // 87: kvtier.v1.AdmissionStats.RejectedEntry
-	nil,                            // 88: kvtier.v1.StatsResponse.MissesEntry
-	nil,                            // 89: kvtier.v1.StatsResponse.RemovedEntry
-	nil,                            // 90: kvtier.v1.NamespaceStats.MissesEntry
+	(*ObjectSweep)(nil),            // 87: kvtier.v1.ObjectSweep
+	(*SweepObjectsRequest)(nil),    // 88: kvtier.v1.SweepObjectsRequest
+	(*ImportObjectsRequest)(nil),   // 89: kvtier.v1.ImportObjectsRequest
+	(*ObjectImport)(nil),           // 90: kvtier.v1.ObjectImport
+	(*ListObjectsRequest)(nil),     // 91: kvtier.v1.ListObjectsRequest
+	(*ObjectInfo)(nil),             // 92: kvtier.v1.ObjectInfo
+	(*ListObjectsResponse)(nil),    // 93: kvtier.v1.ListObjectsResponse
+	(*ObjectUsageRequest)(nil),     // 94: kvtier.v1.ObjectUsageRequest
+	(*ObjectUsage)(nil),            // 95: kvtier.v1.ObjectUsage
+	(*ObjectUsageResponse)(nil),    // 96: kvtier.v1.ObjectUsageResponse
+	nil,                            // 97: kvtier.v1.AdmissionStats.RejectedEntry
+	nil,                            // 98: kvtier.v1.StatsResponse.MissesEntry
+	nil,                            // 99: kvtier.v1.StatsResponse.RemovedEntry
+	nil,                            // 100: kvtier.v1.NamespaceStats.MissesEntry
 }
 var file_kvtier_proto_depIdxs = []int32{
-	2,  // 0: kvtier.v1.Failure.cause:type_name -> kvtier.v1.Cause
-	10, // 1: kvtier.v1.PingResponse.sessions:type_name -> kvtier.v1.Sessions
-	11, // 2: kvtier.v1.OpenNamespaceRequest.descriptor:type_name -> kvtier.v1.Descriptor
-	11, // 3: kvtier.v1.Namespace.descriptor:type_name -> kvtier.v1.Descriptor
-	10, // 4: kvtier.v1.Namespace.sessions:type_name -> kvtier.v1.Sessions
-	13, // 5: kvtier.v1.NamespaceInfo.namespace:type_name -> kvtier.v1.Namespace
-	16, // 6: kvtier.v1.ListNamespacesResponse.namespaces:type_name -> kvtier.v1.NamespaceInfo
-	20, // 7: kvtier.v1.MatchRequest.plan:type_name -> kvtier.v1.PlanRequest
-	19, // 8: kvtier.v1.PlanRequest.prefill:type_name -> kvtier.v1.Prefill
-	23, // 9: kvtier.v1.MatchResponse.lease:type_name -> kvtier.v1.Lease
-	21, // 10: kvtier.v1.MatchResponse.plan:type_name -> kvtier.v1.Plan
-	0,  // 11: kvtier.v1.Located.tier:type_name -> kvtier.v1.Tier
-	25, // 12: kvtier.v1.Locations.places:type_name -> kvtier.v1.Located
-	26, // 13: kvtier.v1.LocateResponse.keys:type_name -> kvtier.v1.Locations
-	29, // 14: kvtier.v1.PutRequest.open:type_name -> kvtier.v1.PutOpen
-	30, // 15: kvtier.v1.PutRequest.block:type_name -> kvtier.v1.PutBlock
-	0,  // 16: kvtier.v1.PutOpen.durable:type_name -> kvtier.v1.Tier
-	3,  // 17: kvtier.v1.PutResult.status:type_name -> kvtier.v1.PutStatus
-	7,  // 18: kvtier.v1.PutResult.failure:type_name -> kvtier.v1.Failure
-	31, // 19: kvtier.v1.PutResponse.results:type_name -> kvtier.v1.PutResult
-	20, // 20: kvtier.v1.GetRequest.plan:type_name -> kvtier.v1.PlanRequest
-	1,  // 21: kvtier.v1.GetResponse.reason:type_name -> kvtier.v1.MissReason
-	0,  // 22: kvtier.v1.GetResponse.tier:type_name -> kvtier.v1.Tier
-	35, // 23: kvtier.v1.ReserveRequest.items:type_name -> kvtier.v1.ReserveItem
-	0,  // 24: kvtier.v1.ReserveRequest.durable:type_name -> kvtier.v1.Tier
-	3,  // 25: kvtier.v1.Reservation.status:type_name -> kvtier.v1.PutStatus
-	7,  // 26: kvtier.v1.Reservation.failure:type_name -> kvtier.v1.Failure
-	37, // 27: kvtier.v1.ReserveResponse.items:type_name -> kvtier.v1.Reservation
-	31, // 28: kvtier.v1.CommitResponse.results:type_name -> kvtier.v1.PutResult
-	1,  // 29: kvtier.v1.PrefetchResponse.reason:type_name -> kvtier.v1.MissReason
-	0,  // 30: kvtier.v1.PrefetchResponse.tier:type_name -> kvtier.v1.Tier
-	0,  // 31: kvtier.v1.ListEntry.tiers:type_name -> kvtier.v1.Tier
-	55, // 32: kvtier.v1.ListResponse.entries:type_name -> kvtier.v1.ListEntry
-	0,  // 33: kvtier.v1.TierStats.tier:type_name -> kvtier.v1.Tier
-	58, // 34: kvtier.v1.TierStats.devices:type_name -> kvtier.v1.DeviceStats
-	62, // 35: kvtier.v1.TierStats.admission:type_name -> kvtier.v1.AdmissionStats
-	61, // 36: kvtier.v1.TierStats.curves:type_name -> kvtier.v1.Curve
-	60, // 37: kvtier.v1.TierStats.uploads:type_name -> kvtier.v1.UploadStats
-	87, // 38: kvtier.v1.AdmissionStats.rejected:type_name -> kvtier.v1.AdmissionStats.RejectedEntry
-	59, // 39: kvtier.v1.StatsResponse.tiers:type_name -> kvtier.v1.TierStats
-	88, // 40: kvtier.v1.StatsResponse.misses:type_name -> kvtier.v1.StatsResponse.MissesEntry
-	89, // 41: kvtier.v1.StatsResponse.removed:type_name -> kvtier.v1.StatsResponse.RemovedEntry
-	63, // 42: kvtier.v1.StatsResponse.prefetch:type_name -> kvtier.v1.PrefetchStats
-	77, // 43: kvtier.v1.StatsResponse.scrub:type_name -> kvtier.v1.ScrubStatus
-	64, // 44: kvtier.v1.StatsResponse.catalog:type_name -> kvtier.v1.CatalogStats
-	66, // 45: kvtier.v1.StatsResponse.by_namespace:type_name -> kvtier.v1.NamespaceStats
-	90, // 46: kvtier.v1.NamespaceStats.misses:type_name -> kvtier.v1.NamespaceStats.MissesEntry
-	4,  // 47: kvtier.v1.Event.kind:type_name -> kvtier.v1.EventKind
-	0,  // 48: kvtier.v1.Event.tier:type_name -> kvtier.v1.Tier
-	5,  // 49: kvtier.v1.Event.reason:type_name -> kvtier.v1.Reason
-	68, // 50: kvtier.v1.WatchResponse.event:type_name -> kvtier.v1.Event
-	7,  // 51: kvtier.v1.PinResult.failure:type_name -> kvtier.v1.Failure
-	71, // 52: kvtier.v1.PinResponse.results:type_name -> kvtier.v1.PinResult
-	6,  // 53: kvtier.v1.ScrubStatus.state:type_name -> kvtier.v1.ScrubState
-	80, // 54: kvtier.v1.ListSessionsResponse.sessions:type_name -> kvtier.v1.SessionInfo
-	81, // 55: kvtier.v1.SessionInfo.identity_usage:type_name -> kvtier.v1.IdentityUsage
-	0,  // 56: kvtier.v1.TierPolicy.tier:type_name -> kvtier.v1.Tier
-	83, // 57: kvtier.v1.ListPoliciesResponse.tiers:type_name -> kvtier.v1.TierPolicy
-	0,  // 58: kvtier.v1.SetPolicyRequest.tier:type_name -> kvtier.v1.Tier
-	8,  // 59: kvtier.v1.Kvtier.Ping:input_type -> kvtier.v1.PingRequest
-	12, // 60: kvtier.v1.Kvtier.OpenNamespace:input_type -> kvtier.v1.OpenNamespaceRequest
-	14, // 61: kvtier.v1.Kvtier.GetNamespace:input_type -> kvtier.v1.GetNamespaceRequest
-	15, // 62: kvtier.v1.Kvtier.ListNamespaces:input_type -> kvtier.v1.ListNamespacesRequest
-	18, // 63: kvtier.v1.Kvtier.Match:input_type -> kvtier.v1.MatchRequest
-	24, // 64: kvtier.v1.Kvtier.Locate:input_type -> kvtier.v1.LocateRequest
-	28, // 65: kvtier.v1.Kvtier.Put:input_type -> kvtier.v1.PutRequest
-	33, // 66: kvtier.v1.Kvtier.Get:input_type -> kvtier.v1.GetRequest
-	36, // 67: kvtier.v1.Kvtier.Reserve:input_type -> kvtier.v1.ReserveRequest
-	39, // 68: kvtier.v1.Kvtier.Commit:input_type -> kvtier.v1.CommitRequest
-	41, // 69: kvtier.v1.Kvtier.Abort:input_type -> kvtier.v1.AbortRequest
-	43, // 70: kvtier.v1.Kvtier.Prefetch:input_type -> kvtier.v1.PrefetchRequest
-	45, // 71: kvtier.v1.Kvtier.CancelPrefetch:input_type -> kvtier.v1.CancelPrefetchRequest
-	47, // 72: kvtier.v1.Kvtier.RenewLease:input_type -> kvtier.v1.RenewLeaseRequest
-	48, // 73: kvtier.v1.Kvtier.ReleaseLease:input_type -> kvtier.v1.ReleaseLeaseRequest
-	50, // 74: kvtier.v1.Kvtier.Delete:input_type -> kvtier.v1.DeleteRequest
-	52, // 75: kvtier.v1.Kvtier.Clear:input_type -> kvtier.v1.ClearRequest
-	54, // 76: kvtier.v1.Kvtier.List:input_type -> kvtier.v1.ListRequest
-	78, // 77: kvtier.v1.Kvtier.ListSessions:input_type -> kvtier.v1.ListSessionsRequest
-	57, // 78: kvtier.v1.Kvtier.Stats:input_type -> kvtier.v1.StatsRequest
-	67, // 79: kvtier.v1.Kvtier.Watch:input_type -> kvtier.v1.WatchRequest
-	70, // 80: kvtier.v1.Kvtier.Pin:input_type -> kvtier.v1.PinRequest
-	73, // 81: kvtier.v1.Kvtier.Unpin:input_type -> kvtier.v1.UnpinRequest
-	75, // 82: kvtier.v1.Kvtier.StartScrub:input_type -> kvtier.v1.StartScrubRequest
-	76, // 83: kvtier.v1.Kvtier.StopScrub:input_type -> kvtier.v1.StopScrubRequest
-	82, // 84: kvtier.v1.Kvtier.ListPolicies:input_type -> kvtier.v1.ListPoliciesRequest
-	85, // 85: kvtier.v1.Kvtier.SetPolicy:input_type -> kvtier.v1.SetPolicyRequest
-	9,  // 86: kvtier.v1.Kvtier.Ping:output_type -> kvtier.v1.PingResponse
-	13, // 87: kvtier.v1.Kvtier.OpenNamespace:output_type -> kvtier.v1.Namespace
-	13, // 88: kvtier.v1.Kvtier.GetNamespace:output_type -> kvtier.v1.Namespace
-	17, // 89: kvtier.v1.Kvtier.ListNamespaces:output_type -> kvtier.v1.ListNamespacesResponse
-	22, // 90: kvtier.v1.Kvtier.Match:output_type -> kvtier.v1.MatchResponse
-	27, // 91: kvtier.v1.Kvtier.Locate:output_type -> kvtier.v1.LocateResponse
-	32, // 92: kvtier.v1.Kvtier.Put:output_type -> kvtier.v1.PutResponse
-	34, // 93: kvtier.v1.Kvtier.Get:output_type -> kvtier.v1.GetResponse
-	38, // 94: kvtier.v1.Kvtier.Reserve:output_type -> kvtier.v1.ReserveResponse
-	40, // 95: kvtier.v1.Kvtier.Commit:output_type -> kvtier.v1.CommitResponse
-	42, // 96: kvtier.v1.Kvtier.Abort:output_type -> kvtier.v1.AbortResponse
-	44, // 97: kvtier.v1.Kvtier.Prefetch:output_type -> kvtier.v1.PrefetchResponse
-	46, // 98: kvtier.v1.Kvtier.CancelPrefetch:output_type -> kvtier.v1.CancelPrefetchResponse
-	23, // 99: kvtier.v1.Kvtier.RenewLease:output_type -> kvtier.v1.Lease
-	49, // 100: kvtier.v1.Kvtier.ReleaseLease:output_type -> kvtier.v1.ReleaseLeaseResponse
-	51, // 101: kvtier.v1.Kvtier.Delete:output_type -> kvtier.v1.DeleteResponse
-	53, // 102: kvtier.v1.Kvtier.Clear:output_type -> kvtier.v1.ClearResponse
-	56, // 103: kvtier.v1.Kvtier.List:output_type -> kvtier.v1.ListResponse
-	79, // 104: kvtier.v1.Kvtier.ListSessions:output_type -> kvtier.v1.ListSessionsResponse
-	65, // 105: kvtier.v1.Kvtier.Stats:output_type -> kvtier.v1.StatsResponse
-	69, // 106: kvtier.v1.Kvtier.Watch:output_type -> kvtier.v1.WatchResponse
-	72, // 107: kvtier.v1.Kvtier.Pin:output_type -> kvtier.v1.PinResponse
-	74, // 108: kvtier.v1.Kvtier.Unpin:output_type -> kvtier.v1.UnpinResponse
-	77, // 109: kvtier.v1.Kvtier.StartScrub:output_type -> kvtier.v1.ScrubStatus
-	77, // 110: kvtier.v1.Kvtier.StopScrub:output_type -> kvtier.v1.ScrubStatus
-	84, // 111: kvtier.v1.Kvtier.ListPolicies:output_type -> kvtier.v1.ListPoliciesResponse
-	86, // 112: kvtier.v1.Kvtier.SetPolicy:output_type -> kvtier.v1.SetPolicyResponse
-	86, // [86:113] is the sub-list for method output_type
-	59, // [59:86] is the sub-list for method input_type
-	59, // [59:59] is the sub-list for extension type_name
-	59, // [59:59] is the sub-list for extension extendee
-	0,  // [0:59] is the sub-list for field type_name
+	2,   // 0: kvtier.v1.Failure.cause:type_name -> kvtier.v1.Cause
+	10,  // 1: kvtier.v1.PingResponse.sessions:type_name -> kvtier.v1.Sessions
+	11,  // 2: kvtier.v1.OpenNamespaceRequest.descriptor:type_name -> kvtier.v1.Descriptor
+	11,  // 3: kvtier.v1.Namespace.descriptor:type_name -> kvtier.v1.Descriptor
+	10,  // 4: kvtier.v1.Namespace.sessions:type_name -> kvtier.v1.Sessions
+	13,  // 5: kvtier.v1.NamespaceInfo.namespace:type_name -> kvtier.v1.Namespace
+	16,  // 6: kvtier.v1.ListNamespacesResponse.namespaces:type_name -> kvtier.v1.NamespaceInfo
+	20,  // 7: kvtier.v1.MatchRequest.plan:type_name -> kvtier.v1.PlanRequest
+	19,  // 8: kvtier.v1.PlanRequest.prefill:type_name -> kvtier.v1.Prefill
+	23,  // 9: kvtier.v1.MatchResponse.lease:type_name -> kvtier.v1.Lease
+	21,  // 10: kvtier.v1.MatchResponse.plan:type_name -> kvtier.v1.Plan
+	0,   // 11: kvtier.v1.Located.tier:type_name -> kvtier.v1.Tier
+	25,  // 12: kvtier.v1.Locations.places:type_name -> kvtier.v1.Located
+	26,  // 13: kvtier.v1.LocateResponse.keys:type_name -> kvtier.v1.Locations
+	29,  // 14: kvtier.v1.PutRequest.open:type_name -> kvtier.v1.PutOpen
+	30,  // 15: kvtier.v1.PutRequest.block:type_name -> kvtier.v1.PutBlock
+	0,   // 16: kvtier.v1.PutOpen.durable:type_name -> kvtier.v1.Tier
+	3,   // 17: kvtier.v1.PutResult.status:type_name -> kvtier.v1.PutStatus
+	7,   // 18: kvtier.v1.PutResult.failure:type_name -> kvtier.v1.Failure
+	31,  // 19: kvtier.v1.PutResponse.results:type_name -> kvtier.v1.PutResult
+	20,  // 20: kvtier.v1.GetRequest.plan:type_name -> kvtier.v1.PlanRequest
+	1,   // 21: kvtier.v1.GetResponse.reason:type_name -> kvtier.v1.MissReason
+	0,   // 22: kvtier.v1.GetResponse.tier:type_name -> kvtier.v1.Tier
+	35,  // 23: kvtier.v1.ReserveRequest.items:type_name -> kvtier.v1.ReserveItem
+	0,   // 24: kvtier.v1.ReserveRequest.durable:type_name -> kvtier.v1.Tier
+	3,   // 25: kvtier.v1.Reservation.status:type_name -> kvtier.v1.PutStatus
+	7,   // 26: kvtier.v1.Reservation.failure:type_name -> kvtier.v1.Failure
+	37,  // 27: kvtier.v1.ReserveResponse.items:type_name -> kvtier.v1.Reservation
+	31,  // 28: kvtier.v1.CommitResponse.results:type_name -> kvtier.v1.PutResult
+	1,   // 29: kvtier.v1.PrefetchResponse.reason:type_name -> kvtier.v1.MissReason
+	0,   // 30: kvtier.v1.PrefetchResponse.tier:type_name -> kvtier.v1.Tier
+	0,   // 31: kvtier.v1.ListEntry.tiers:type_name -> kvtier.v1.Tier
+	55,  // 32: kvtier.v1.ListResponse.entries:type_name -> kvtier.v1.ListEntry
+	0,   // 33: kvtier.v1.TierStats.tier:type_name -> kvtier.v1.Tier
+	58,  // 34: kvtier.v1.TierStats.devices:type_name -> kvtier.v1.DeviceStats
+	62,  // 35: kvtier.v1.TierStats.admission:type_name -> kvtier.v1.AdmissionStats
+	61,  // 36: kvtier.v1.TierStats.curves:type_name -> kvtier.v1.Curve
+	60,  // 37: kvtier.v1.TierStats.uploads:type_name -> kvtier.v1.UploadStats
+	97,  // 38: kvtier.v1.AdmissionStats.rejected:type_name -> kvtier.v1.AdmissionStats.RejectedEntry
+	59,  // 39: kvtier.v1.StatsResponse.tiers:type_name -> kvtier.v1.TierStats
+	98,  // 40: kvtier.v1.StatsResponse.misses:type_name -> kvtier.v1.StatsResponse.MissesEntry
+	99,  // 41: kvtier.v1.StatsResponse.removed:type_name -> kvtier.v1.StatsResponse.RemovedEntry
+	63,  // 42: kvtier.v1.StatsResponse.prefetch:type_name -> kvtier.v1.PrefetchStats
+	77,  // 43: kvtier.v1.StatsResponse.scrub:type_name -> kvtier.v1.ScrubStatus
+	64,  // 44: kvtier.v1.StatsResponse.catalog:type_name -> kvtier.v1.CatalogStats
+	66,  // 45: kvtier.v1.StatsResponse.by_namespace:type_name -> kvtier.v1.NamespaceStats
+	87,  // 46: kvtier.v1.StatsResponse.object_sweeps:type_name -> kvtier.v1.ObjectSweep
+	100, // 47: kvtier.v1.NamespaceStats.misses:type_name -> kvtier.v1.NamespaceStats.MissesEntry
+	4,   // 48: kvtier.v1.Event.kind:type_name -> kvtier.v1.EventKind
+	0,   // 49: kvtier.v1.Event.tier:type_name -> kvtier.v1.Tier
+	5,   // 50: kvtier.v1.Event.reason:type_name -> kvtier.v1.Reason
+	68,  // 51: kvtier.v1.WatchResponse.event:type_name -> kvtier.v1.Event
+	7,   // 52: kvtier.v1.PinResult.failure:type_name -> kvtier.v1.Failure
+	71,  // 53: kvtier.v1.PinResponse.results:type_name -> kvtier.v1.PinResult
+	6,   // 54: kvtier.v1.ScrubStatus.state:type_name -> kvtier.v1.ScrubState
+	80,  // 55: kvtier.v1.ListSessionsResponse.sessions:type_name -> kvtier.v1.SessionInfo
+	81,  // 56: kvtier.v1.SessionInfo.identity_usage:type_name -> kvtier.v1.IdentityUsage
+	0,   // 57: kvtier.v1.TierPolicy.tier:type_name -> kvtier.v1.Tier
+	83,  // 58: kvtier.v1.ListPoliciesResponse.tiers:type_name -> kvtier.v1.TierPolicy
+	0,   // 59: kvtier.v1.SetPolicyRequest.tier:type_name -> kvtier.v1.Tier
+	92,  // 60: kvtier.v1.ListObjectsResponse.objects:type_name -> kvtier.v1.ObjectInfo
+	95,  // 61: kvtier.v1.ObjectUsageResponse.usage:type_name -> kvtier.v1.ObjectUsage
+	8,   // 62: kvtier.v1.Kvtier.Ping:input_type -> kvtier.v1.PingRequest
+	12,  // 63: kvtier.v1.Kvtier.OpenNamespace:input_type -> kvtier.v1.OpenNamespaceRequest
+	14,  // 64: kvtier.v1.Kvtier.GetNamespace:input_type -> kvtier.v1.GetNamespaceRequest
+	15,  // 65: kvtier.v1.Kvtier.ListNamespaces:input_type -> kvtier.v1.ListNamespacesRequest
+	18,  // 66: kvtier.v1.Kvtier.Match:input_type -> kvtier.v1.MatchRequest
+	24,  // 67: kvtier.v1.Kvtier.Locate:input_type -> kvtier.v1.LocateRequest
+	28,  // 68: kvtier.v1.Kvtier.Put:input_type -> kvtier.v1.PutRequest
+	33,  // 69: kvtier.v1.Kvtier.Get:input_type -> kvtier.v1.GetRequest
+	36,  // 70: kvtier.v1.Kvtier.Reserve:input_type -> kvtier.v1.ReserveRequest
+	39,  // 71: kvtier.v1.Kvtier.Commit:input_type -> kvtier.v1.CommitRequest
+	41,  // 72: kvtier.v1.Kvtier.Abort:input_type -> kvtier.v1.AbortRequest
+	43,  // 73: kvtier.v1.Kvtier.Prefetch:input_type -> kvtier.v1.PrefetchRequest
+	45,  // 74: kvtier.v1.Kvtier.CancelPrefetch:input_type -> kvtier.v1.CancelPrefetchRequest
+	47,  // 75: kvtier.v1.Kvtier.RenewLease:input_type -> kvtier.v1.RenewLeaseRequest
+	48,  // 76: kvtier.v1.Kvtier.ReleaseLease:input_type -> kvtier.v1.ReleaseLeaseRequest
+	50,  // 77: kvtier.v1.Kvtier.Delete:input_type -> kvtier.v1.DeleteRequest
+	52,  // 78: kvtier.v1.Kvtier.Clear:input_type -> kvtier.v1.ClearRequest
+	54,  // 79: kvtier.v1.Kvtier.List:input_type -> kvtier.v1.ListRequest
+	78,  // 80: kvtier.v1.Kvtier.ListSessions:input_type -> kvtier.v1.ListSessionsRequest
+	57,  // 81: kvtier.v1.Kvtier.Stats:input_type -> kvtier.v1.StatsRequest
+	67,  // 82: kvtier.v1.Kvtier.Watch:input_type -> kvtier.v1.WatchRequest
+	70,  // 83: kvtier.v1.Kvtier.Pin:input_type -> kvtier.v1.PinRequest
+	73,  // 84: kvtier.v1.Kvtier.Unpin:input_type -> kvtier.v1.UnpinRequest
+	75,  // 85: kvtier.v1.Kvtier.StartScrub:input_type -> kvtier.v1.StartScrubRequest
+	76,  // 86: kvtier.v1.Kvtier.StopScrub:input_type -> kvtier.v1.StopScrubRequest
+	82,  // 87: kvtier.v1.Kvtier.ListPolicies:input_type -> kvtier.v1.ListPoliciesRequest
+	85,  // 88: kvtier.v1.Kvtier.SetPolicy:input_type -> kvtier.v1.SetPolicyRequest
+	91,  // 89: kvtier.v1.Kvtier.ListObjects:input_type -> kvtier.v1.ListObjectsRequest
+	94,  // 90: kvtier.v1.Kvtier.ObjectUsage:input_type -> kvtier.v1.ObjectUsageRequest
+	88,  // 91: kvtier.v1.Kvtier.SweepObjects:input_type -> kvtier.v1.SweepObjectsRequest
+	89,  // 92: kvtier.v1.Kvtier.ImportObjects:input_type -> kvtier.v1.ImportObjectsRequest
+	9,   // 93: kvtier.v1.Kvtier.Ping:output_type -> kvtier.v1.PingResponse
+	13,  // 94: kvtier.v1.Kvtier.OpenNamespace:output_type -> kvtier.v1.Namespace
+	13,  // 95: kvtier.v1.Kvtier.GetNamespace:output_type -> kvtier.v1.Namespace
+	17,  // 96: kvtier.v1.Kvtier.ListNamespaces:output_type -> kvtier.v1.ListNamespacesResponse
+	22,  // 97: kvtier.v1.Kvtier.Match:output_type -> kvtier.v1.MatchResponse
+	27,  // 98: kvtier.v1.Kvtier.Locate:output_type -> kvtier.v1.LocateResponse
+	32,  // 99: kvtier.v1.Kvtier.Put:output_type -> kvtier.v1.PutResponse
+	34,  // 100: kvtier.v1.Kvtier.Get:output_type -> kvtier.v1.GetResponse
+	38,  // 101: kvtier.v1.Kvtier.Reserve:output_type -> kvtier.v1.ReserveResponse
+	40,  // 102: kvtier.v1.Kvtier.Commit:output_type -> kvtier.v1.CommitResponse
+	42,  // 103: kvtier.v1.Kvtier.Abort:output_type -> kvtier.v1.AbortResponse
+	44,  // 104: kvtier.v1.Kvtier.Prefetch:output_type -> kvtier.v1.PrefetchResponse
+	46,  // 105: kvtier.v1.Kvtier.CancelPrefetch:output_type -> kvtier.v1.CancelPrefetchResponse
+	23,  // 106: kvtier.v1.Kvtier.RenewLease:output_type -> kvtier.v1.Lease
+	49,  // 107: kvtier.v1.Kvtier.ReleaseLease:output_type -> kvtier.v1.ReleaseLeaseResponse
+	51,  // 108: kvtier.v1.Kvtier.Delete:output_type -> kvtier.v1.DeleteResponse
+	53,  // 109: kvtier.v1.Kvtier.Clear:output_type -> kvtier.v1.ClearResponse
+	56,  // 110: kvtier.v1.Kvtier.List:output_type -> kvtier.v1.ListResponse
+	79,  // 111: kvtier.v1.Kvtier.ListSessions:output_type -> kvtier.v1.ListSessionsResponse
+	65,  // 112: kvtier.v1.Kvtier.Stats:output_type -> kvtier.v1.StatsResponse
+	69,  // 113: kvtier.v1.Kvtier.Watch:output_type -> kvtier.v1.WatchResponse
+	72,  // 114: kvtier.v1.Kvtier.Pin:output_type -> kvtier.v1.PinResponse
+	74,  // 115: kvtier.v1.Kvtier.Unpin:output_type -> kvtier.v1.UnpinResponse
+	77,  // 116: kvtier.v1.Kvtier.StartScrub:output_type -> kvtier.v1.ScrubStatus
+	77,  // 117: kvtier.v1.Kvtier.StopScrub:output_type -> kvtier.v1.ScrubStatus
+	84,  // 118: kvtier.v1.Kvtier.ListPolicies:output_type -> kvtier.v1.ListPoliciesResponse
+	86,  // 119: kvtier.v1.Kvtier.SetPolicy:output_type -> kvtier.v1.SetPolicyResponse
+	93,  // 120: kvtier.v1.Kvtier.ListObjects:output_type -> kvtier.v1.ListObjectsResponse
+	96,  // 121: kvtier.v1.Kvtier.ObjectUsage:output_type -> kvtier.v1.ObjectUsageResponse
+	87,  // 122: kvtier.v1.Kvtier.SweepObjects:output_type -> kvtier.v1.ObjectSweep
+	90,  // 123: kvtier.v1.Kvtier.ImportObjects:output_type -> kvtier.v1.ObjectImport
+	93,  // [93:124] is the sub-list for method output_type
+	62,  // [62:93] is the sub-list for method input_type
+	62,  // [62:62] is the sub-list for extension type_name
+	62,  // [62:62] is the sub-list for extension extendee
+	0,   // [0:62] is the sub-list for field type_name
 }
 
 func init() { file_kvtier_proto_init() }
@@ -6905,7 +7733,7 @@ func file_kvtier_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvtier_proto_rawDesc), len(file_kvtier_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   84,
+			NumMessages:   94,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

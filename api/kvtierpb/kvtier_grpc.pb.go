@@ -77,6 +77,10 @@ const (
 	Kvtier_StopScrub_FullMethodName      = "/kvtier.v1.Kvtier/StopScrub"
 	Kvtier_ListPolicies_FullMethodName   = "/kvtier.v1.Kvtier/ListPolicies"
 	Kvtier_SetPolicy_FullMethodName      = "/kvtier.v1.Kvtier/SetPolicy"
+	Kvtier_ListObjects_FullMethodName    = "/kvtier.v1.Kvtier/ListObjects"
+	Kvtier_ObjectUsage_FullMethodName    = "/kvtier.v1.Kvtier/ObjectUsage"
+	Kvtier_SweepObjects_FullMethodName   = "/kvtier.v1.Kvtier/SweepObjects"
+	Kvtier_ImportObjects_FullMethodName  = "/kvtier.v1.Kvtier/ImportObjects"
 )
 
 // KvtierClient is the client API for Kvtier service.
@@ -171,6 +175,22 @@ type KvtierClient interface {
 	// and lasts until it is set again or the store is opened anew. INVALID_ARGUMENT
 	// lists the names there are; FAILED_PRECONDITION when there is no such tier.
 	SetPolicy(ctx context.Context, in *SetPolicyRequest, opts ...grpc.CallOption) (*SetPolicyResponse, error)
+	// ListObjects pages through the objects that the catalog knows in the buckets of the
+	// object tier, up to 4096 at a time. FAILED_PRECONDITION without such a tier, as with
+	// the three calls below.
+	ListObjects(ctx context.Context, in *ListObjectsRequest, opts ...grpc.CallOption) (*ListObjectsResponse, error)
+	// ObjectUsage sums up the objects of each namespace in each bucket.
+	ObjectUsage(ctx context.Context, in *ObjectUsageRequest, opts ...grpc.CallOption) (*ObjectUsageResponse, error)
+	// SweepObjects compares each bucket with the catalog, mends the differences, and streams
+	// how far it is. It goes on with a sweep that was interrupted, and waits for one that
+	// runs. When the call is cancelled the daemon goes on by itself later.
+	SweepObjects(ctx context.Context, in *SweepObjectsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ObjectSweep], error)
+	// ImportObjects has the catalog know what other nodes, or this one with another catalog,
+	// have written into each bucket, and streams how far it is. It never raises what was
+	// deleted or cleared, or is past its time. It ends when what it has found is served, or
+	// when the call is cancelled: what it has found until then stays. FAILED_PRECONDITION
+	// when one is running.
+	ImportObjects(ctx context.Context, in *ImportObjectsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ObjectImport], error)
 }
 
 type kvtierClient struct {
@@ -481,6 +501,64 @@ func (c *kvtierClient) SetPolicy(ctx context.Context, in *SetPolicyRequest, opts
 	return out, nil
 }
 
+func (c *kvtierClient) ListObjects(ctx context.Context, in *ListObjectsRequest, opts ...grpc.CallOption) (*ListObjectsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListObjectsResponse)
+	err := c.cc.Invoke(ctx, Kvtier_ListObjects_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *kvtierClient) ObjectUsage(ctx context.Context, in *ObjectUsageRequest, opts ...grpc.CallOption) (*ObjectUsageResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ObjectUsageResponse)
+	err := c.cc.Invoke(ctx, Kvtier_ObjectUsage_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *kvtierClient) SweepObjects(ctx context.Context, in *SweepObjectsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ObjectSweep], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Kvtier_ServiceDesc.Streams[4], Kvtier_SweepObjects_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[SweepObjectsRequest, ObjectSweep]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Kvtier_SweepObjectsClient = grpc.ServerStreamingClient[ObjectSweep]
+
+func (c *kvtierClient) ImportObjects(ctx context.Context, in *ImportObjectsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ObjectImport], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Kvtier_ServiceDesc.Streams[5], Kvtier_ImportObjects_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ImportObjectsRequest, ObjectImport]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Kvtier_ImportObjectsClient = grpc.ServerStreamingClient[ObjectImport]
+
 // KvtierServer is the server API for Kvtier service.
 // All implementations must embed UnimplementedKvtierServer
 // for forward compatibility.
@@ -573,6 +651,22 @@ type KvtierServer interface {
 	// and lasts until it is set again or the store is opened anew. INVALID_ARGUMENT
 	// lists the names there are; FAILED_PRECONDITION when there is no such tier.
 	SetPolicy(context.Context, *SetPolicyRequest) (*SetPolicyResponse, error)
+	// ListObjects pages through the objects that the catalog knows in the buckets of the
+	// object tier, up to 4096 at a time. FAILED_PRECONDITION without such a tier, as with
+	// the three calls below.
+	ListObjects(context.Context, *ListObjectsRequest) (*ListObjectsResponse, error)
+	// ObjectUsage sums up the objects of each namespace in each bucket.
+	ObjectUsage(context.Context, *ObjectUsageRequest) (*ObjectUsageResponse, error)
+	// SweepObjects compares each bucket with the catalog, mends the differences, and streams
+	// how far it is. It goes on with a sweep that was interrupted, and waits for one that
+	// runs. When the call is cancelled the daemon goes on by itself later.
+	SweepObjects(*SweepObjectsRequest, grpc.ServerStreamingServer[ObjectSweep]) error
+	// ImportObjects has the catalog know what other nodes, or this one with another catalog,
+	// have written into each bucket, and streams how far it is. It never raises what was
+	// deleted or cleared, or is past its time. It ends when what it has found is served, or
+	// when the call is cancelled: what it has found until then stays. FAILED_PRECONDITION
+	// when one is running.
+	ImportObjects(*ImportObjectsRequest, grpc.ServerStreamingServer[ObjectImport]) error
 	mustEmbedUnimplementedKvtierServer()
 }
 
@@ -663,6 +757,18 @@ func (UnimplementedKvtierServer) ListPolicies(context.Context, *ListPoliciesRequ
 }
 func (UnimplementedKvtierServer) SetPolicy(context.Context, *SetPolicyRequest) (*SetPolicyResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method SetPolicy not implemented")
+}
+func (UnimplementedKvtierServer) ListObjects(context.Context, *ListObjectsRequest) (*ListObjectsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListObjects not implemented")
+}
+func (UnimplementedKvtierServer) ObjectUsage(context.Context, *ObjectUsageRequest) (*ObjectUsageResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ObjectUsage not implemented")
+}
+func (UnimplementedKvtierServer) SweepObjects(*SweepObjectsRequest, grpc.ServerStreamingServer[ObjectSweep]) error {
+	return status.Error(codes.Unimplemented, "method SweepObjects not implemented")
+}
+func (UnimplementedKvtierServer) ImportObjects(*ImportObjectsRequest, grpc.ServerStreamingServer[ObjectImport]) error {
+	return status.Error(codes.Unimplemented, "method ImportObjects not implemented")
 }
 func (UnimplementedKvtierServer) mustEmbedUnimplementedKvtierServer() {}
 func (UnimplementedKvtierServer) testEmbeddedByValue()                {}
@@ -1139,6 +1245,64 @@ func _Kvtier_SetPolicy_Handler(srv interface{}, ctx context.Context, dec func(in
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Kvtier_ListObjects_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListObjectsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(KvtierServer).ListObjects(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Kvtier_ListObjects_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(KvtierServer).ListObjects(ctx, req.(*ListObjectsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Kvtier_ObjectUsage_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ObjectUsageRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(KvtierServer).ObjectUsage(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Kvtier_ObjectUsage_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(KvtierServer).ObjectUsage(ctx, req.(*ObjectUsageRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Kvtier_SweepObjects_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(SweepObjectsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(KvtierServer).SweepObjects(m, &grpc.GenericServerStream[SweepObjectsRequest, ObjectSweep]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Kvtier_SweepObjectsServer = grpc.ServerStreamingServer[ObjectSweep]
+
+func _Kvtier_ImportObjects_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ImportObjectsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(KvtierServer).ImportObjects(m, &grpc.GenericServerStream[ImportObjectsRequest, ObjectImport]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Kvtier_ImportObjectsServer = grpc.ServerStreamingServer[ObjectImport]
+
 // Kvtier_ServiceDesc is the grpc.ServiceDesc for Kvtier service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1238,6 +1402,14 @@ var Kvtier_ServiceDesc = grpc.ServiceDesc{
 			MethodName: "SetPolicy",
 			Handler:    _Kvtier_SetPolicy_Handler,
 		},
+		{
+			MethodName: "ListObjects",
+			Handler:    _Kvtier_ListObjects_Handler,
+		},
+		{
+			MethodName: "ObjectUsage",
+			Handler:    _Kvtier_ObjectUsage_Handler,
+		},
 	},
 	Streams: []grpc.StreamDesc{
 		{
@@ -1259,6 +1431,16 @@ var Kvtier_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "Watch",
 			Handler:       _Kvtier_Watch_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "SweepObjects",
+			Handler:       _Kvtier_SweepObjects_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "ImportObjects",
+			Handler:       _Kvtier_ImportObjects_Handler,
 			ServerStreams: true,
 		},
 	},

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/url"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/zeebo/xxh3"
@@ -68,7 +69,9 @@ func benchObject(ctx context.Context, b *bench) (err error) {
 	if err != nil {
 		return err
 	}
-	place, err := bucket.Open(ctx, service, "bench", [16]byte{})
+	var writer packed.Writer
+	_, _ = rand.Read(writer[:]) // does not fail
+	place, err := bucket.Open(ctx, service, "bench", [16]byte{}, writer)
 	if err != nil {
 		return err
 	}
@@ -116,6 +119,7 @@ type objectBench struct {
 	bytes int64  // of an object
 	whole []byte // an object for the SDK
 	moved int    // blocks
+	made  atomic.Uint64
 }
 
 func newObjectBench(place *bucket.Bucket, bare *s3.Bare, objects int) *objectBench {
@@ -145,7 +149,7 @@ func seal(f *packed.Footer, off int64) tiers.Seal {
 // pack makes the footer of object n and the slot headers of its members. The sums of the
 // payloads are known since they were put.
 func (m *objectBench) pack(n int) (*packed.Footer, [][]byte) {
-	f := m.place.New([32]byte{}, 32, 0)
+	f := m.place.New(m.made.Add(1), [32]byte{}, 32, 0)
 	heads := make([]byte, objectBlocks*packed.HeaderBytes)
 	var parts [][]byte
 	for i := range objectBlocks {

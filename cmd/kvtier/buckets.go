@@ -44,7 +44,7 @@ func (s bucketService) List(ctx context.Context, prefix, cursor string) ([]bucke
 	page, err := s.b.List(ctx, prefix, cursor, 0)
 	objects := make([]bucket.Object, len(page.Objects))
 	for i, o := range page.Objects {
-		objects[i] = bucket.Object{Key: o.Key, Bytes: o.Bytes}
+		objects[i] = bucket.Object{Key: o.Key, Bytes: o.Bytes, Modified: o.Modified}
 	}
 	return objects, page.Next, bucketErr(err)
 }

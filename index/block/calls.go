@@ -333,6 +333,7 @@ type Stats struct {
 	PinnedBytes  int64  // of their payload
 	Scrub        ScrubStatus
 	Catalog      CatalogStats
+	ObjectSweeps []ObjectSweep    // of each bucket of G4
 	ByNamespace  []NamespaceStats // by name
 }
 

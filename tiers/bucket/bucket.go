@@ -12,7 +12,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kvtier/kvtier/index"
 	"github.com/kvtier/kvtier/index/block"
 	"github.com/kvtier/kvtier/tiers/packed"
 	"github.com/kvtier/kvtier/xfer"
@@ -51,8 +50,9 @@ type Service interface {
 
 // Object is an entry of a list.
 type Object struct {
-	Key   string
-	Bytes int64
+	Key      string
+	Bytes    int64
+	Modified time.Time // by the service's clock; zero where it does not say
 }
 
 // Bucket is a prefix that this store's cluster owns. It is safe for concurrent use.
@@ -60,13 +60,14 @@ type Bucket struct {
 	service Service
 	cluster string
 	store   [16]byte
-	clock   packed.Clock
+	writer  packed.Writer
+	clock   *packed.Clock
 }
 
 // Open claims the prefix for a cluster, unless it is the cluster's already. It fails with
 // block.ErrInvalid when another cluster owns it, naming both.
-func Open(ctx context.Context, s Service, cluster string, store [16]byte) (*Bucket, error) {
-	b, err := New(s, cluster, store)
+func Open(ctx context.Context, s Service, cluster string, store [16]byte, writer packed.Writer) (*Bucket, error) {
+	b, err := New(s, cluster, store, writer)
 	if err != nil {
 		return nil, err
 	}
@@ -75,11 +76,18 @@ func Open(ctx context.Context, s Service, cluster string, store [16]byte) (*Buck
 
 // New is Open for a bucket that may not answer now: nothing may be written or read before
 // Claim has succeeded.
-func New(s Service, cluster string, store [16]byte) (*Bucket, error) {
+func New(s Service, cluster string, store [16]byte, writer packed.Writer) (*Bucket, error) {
 	if err := packed.CheckCluster(cluster); err != nil {
 		return nil, err
 	}
-	return &Bucket{service: s, cluster: cluster, store: store}, nil
+	return &Bucket{service: s, cluster: cluster, store: store, writer: writer, clock: new(packed.Clock)}, nil
+}
+
+// Through is the same bucket by way of a service that stands before its own.
+func (b *Bucket) Through(s Service) *Bucket {
+	c := *b
+	c.service = s
+	return &c
 }
 
 // Claim claims the prefix for the cluster, unless it is the cluster's already. It fails
@@ -101,11 +109,26 @@ func (b *Bucket) Claim(ctx context.Context) error {
 	if err != nil {
 		return fail(err)
 	}
-	owner, err := packed.DecodeCluster(have)
+	return b.admit(have)
+}
+
+// admit says whether a cluster record is that of the bucket's cluster.
+func (b *Bucket) admit(record []byte) error {
+	owner, err := packed.DecodeCluster(record)
 	if err != nil {
-		return fail(err)
+		return fmt.Errorf("claim %s: %w", b.service, err)
 	}
-	return owner.Admit(b.cluster, s.String())
+	return owner.Admit(b.cluster, b.service.String())
+}
+
+// Claimed looks whether the prefix is the cluster's, and claims nothing: xfer.ErrNotFound
+// when it is nobody's.
+func (b *Bucket) Claimed(ctx context.Context) error {
+	have, err := readRecord(ctx, b.service, packed.ClusterKey)
+	if err != nil {
+		return fmt.Errorf("read the cluster record of %s: %w", b.service, err)
+	}
+	return b.admit(have)
 }
 
 // Probe writes a small object and reads it back: whether the bucket does all that is asked
@@ -163,13 +186,17 @@ func readWhole(ctx context.Context, s Service, o Object, most int64) ([]byte, er
 	return b, nil
 }
 
-// New begins an object: Add its members, write their slot headers, then Write it. What is
-// deleted from now on is deleted in it, too.
-func (b *Bucket) New(digest [32]byte, hashLen uint8, epoch uint32) *packed.Footer {
-	f := &packed.Footer{Store: b.store, Digest: digest, HashLen: hashLen, Epoch: epoch, Stamp: b.clock.Next(time.Now())}
-	f.ID = newID()
-	return f
+// New begins an object, with a number that no other object of this writer has: Add its
+// members, write their slot headers, then Write it. What is deleted from now on is deleted
+// in it, too.
+func (b *Bucket) New(number uint64, digest [32]byte, hashLen uint8, epoch uint32) *packed.Footer {
+	return &packed.Footer{
+		ID: packed.NewID(b.writer, number), Store: b.store, Digest: digest, HashLen: hashLen, Epoch: epoch, Stamp: b.clock.Next(time.Now()),
+	}
 }
+
+// Wrote reports whether this bucket's writer wrote an object.
+func (b *Bucket) Wrote(id packed.ID) bool { return id.Writer() == b.writer }
 
 func newID() (id packed.ID) {
 	_, _ = rand.Read(id[:]) // does not fail
@@ -205,16 +232,20 @@ func (b *Bucket) Read(ctx context.Context, n packed.Name, off int64, parts [][]b
 }
 
 // Has reports whether a list of the bucket has an object.
-func (b *Bucket) Has(ctx context.Context, n packed.Name) (there bool, err error) {
+func (b *Bucket) Has(ctx context.Context, n packed.Name) (bool, error) {
 	key := n.String()
-	err = b.each(ctx, key, func(o Object) error {
-		there = there || o.Key == key
-		return nil
-	})
-	if err != nil {
-		return false, fmt.Errorf("list %s: %w", n, err)
+	for cursor := ""; ; {
+		page, next, err := b.service.List(ctx, key, cursor)
+		if err != nil {
+			return false, fmt.Errorf("list %s: %w", n, err)
+		}
+		if slices.ContainsFunc(page, func(o Object) bool { return o.Key == key }) {
+			return true, nil
+		}
+		if cursor = next; cursor == "" {
+			return false, nil
+		}
 	}
-	return there, nil
 }
 
 // Remove removes objects.
@@ -268,112 +299,4 @@ func (b *Bucket) Namespace(ctx context.Context, digest [32]byte) (packed.Namespa
 		}
 	}
 	return packed.Namespace{}, fmt.Errorf("namespace %x: %w", digest[:8], err)
-}
-
-// Found is an object that an import met.
-type Found struct {
-	Name   packed.Name
-	Bytes  int64
-	Footer *packed.Footer // nil with Err
-	Dead   []bool         // of each member: it was deleted since, or its time has passed
-	Err    error          // index.ErrVersion or block.ErrCorrupt: it is left as it is
-}
-
-// Import lists what is in the bucket. It fails when the tombstones cannot all be read,
-// also when a newer program wrote some: it might raise the dead. An object that cannot be
-// used is told to fn with its Err, one that vanishes meanwhile is not. What other stores
-// delete while it runs it may not know.
-func (b *Bucket) Import(ctx context.Context, fn func(*Found) error) error {
-	var graves packed.Graves
-	err := b.each(ctx, packed.AllTombstones(b.cluster), func(o Object) error {
-		_, stamp, _, err := packed.ParseTombstonesKey(o.Key)
-		if err != nil {
-			return err
-		}
-		whole, err := readWhole(ctx, b.service, o, packed.MaxTombstonesBytes)
-		if err != nil {
-			return err
-		}
-		t, err := packed.DecodeTombstones(whole)
-		if err != nil {
-			return fmt.Errorf("object %q: %w", o.Key, err)
-		}
-		b.clock.See(stamp)
-		graves.Add(t)
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("import from %s: %w", b.service, err)
-	}
-	now := time.Now().Unix()
-	err = b.each(ctx, packed.Blocks(b.cluster), func(o Object) error {
-		name, err := packed.ParseName(o.Key)
-		if err != nil {
-			return nil // somebody else's
-		}
-		found := &Found{Name: name, Bytes: o.Bytes}
-		found.Footer, found.Err = b.footer(ctx, o, name)
-		switch {
-		case errors.Is(found.Err, xfer.ErrNotFound):
-			return nil
-		case found.Err == nil:
-			b.clock.See(found.Footer.Stamp)
-			found.Dead = make([]bool, len(found.Footer.Members))
-			for i := range found.Dead {
-				e := found.Footer.Members[i].Expires
-				found.Dead[i] = e != 0 && e <= now || graves.Dead(found.Footer, i)
-			}
-		case !errors.Is(found.Err, index.ErrVersion) && !errors.Is(found.Err, block.ErrCorrupt):
-			return found.Err
-		}
-		return fn(found)
-	})
-	if err != nil {
-		return fmt.Errorf("import from %s: %w", b.service, err)
-	}
-	return nil
-}
-
-// footer reads an object's footer, in one request as a rule.
-func (b *Bucket) footer(ctx context.Context, o Object, name packed.Name) (*packed.Footer, error) {
-	tail := make([]byte, min(o.Bytes, packed.TailBytes))
-	if err := b.service.Get(ctx, o.Key, o.Bytes-int64(len(tail)), [][]byte{tail}); err != nil {
-		return nil, err
-	}
-	n, err := packed.FooterBytes(tail, o.Bytes)
-	if err == nil && n > int64(len(tail)) {
-		front := make([]byte, n-int64(len(tail)))
-		if err := b.service.Get(ctx, o.Key, o.Bytes-n, [][]byte{front}); err != nil {
-			return nil, err
-		}
-		tail = append(front, tail...)
-	}
-	var f *packed.Footer
-	if err == nil {
-		f, err = packed.DecodeFooter(tail, o.Bytes)
-	}
-	if err == nil && packed.NameOf(b.cluster, f) != name {
-		err = fmt.Errorf("%w: it is that of %s", block.ErrCorrupt, packed.NameOf(b.cluster, f))
-	}
-	if err != nil {
-		return nil, fmt.Errorf("object %q: %w", o.Key, err)
-	}
-	return f, nil
-}
-
-func (b *Bucket) each(ctx context.Context, prefix string, fn func(Object) error) error {
-	for cursor := ""; ; {
-		objects, next, err := b.service.List(ctx, prefix, cursor)
-		if err != nil {
-			return err
-		}
-		for _, o := range objects {
-			if err := fn(o); err != nil {
-				return err
-			}
-		}
-		if cursor = next; cursor == "" {
-			return nil
-		}
-	}
 }

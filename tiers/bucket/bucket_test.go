@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -51,7 +52,7 @@ func (s service) List(ctx context.Context, prefix, cursor string) ([]Object, str
 	page, err := s.Backend.List(ctx, prefix, cursor, 2)
 	var objects []Object
 	for _, o := range page.Objects {
-		objects = append(objects, Object{Key: o.Key, Bytes: o.Bytes})
+		objects = append(objects, Object{Key: o.Key, Bytes: o.Bytes, Modified: o.Modified})
 	}
 	return objects, page.Next, err
 }
@@ -75,7 +76,7 @@ func newService(t *testing.T) service {
 
 func open(t *testing.T, s Service, store byte) *Bucket {
 	t.Helper()
-	b, err := Open(t.Context(), s, "west", [16]byte{store})
+	b, err := Open(t.Context(), s, "west", [16]byte{store}, packed.Writer{store})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,10 +90,13 @@ func contents(i byte) (header, payload []byte) {
 	return bytes.Repeat([]byte{i}, packed.HeaderBytes), bytes.Repeat([]byte{i, ^i}, 1000+int(i))
 }
 
+// number numbers objects.
+var number atomic.Uint64
+
 // write puts blocks into an object.
 func write(t *testing.T, b *Bucket, epoch uint32, expires int64, blocks ...byte) packed.Name {
 	t.Helper()
-	f := b.New(space.Desc.Digest(), 16, epoch)
+	f := b.New(number.Add(1), space.Desc.Digest(), 16, epoch)
 	var parts [][]byte
 	for _, i := range blocks {
 		header, payload := contents(i)
@@ -114,7 +118,7 @@ func imported(t *testing.T, b *Bucket) (alive string, failed map[packed.Name]err
 	t.Helper()
 	failed = map[packed.Name]error{}
 	var found [256]int
-	if err := b.Import(t.Context(), func(o *Found) error {
+	if err := b.Import(t.Context(), nil, func(o *Found) error {
 		if o.Err != nil {
 			failed[o.Name] = o.Err
 			return nil
@@ -153,7 +157,9 @@ func TestClaim(t *testing.T) {
 	errs := make([]error, clusters)
 	var all sync.WaitGroup
 	for i := range errs {
-		all.Go(func() { _, errs[i] = Open(t.Context(), s, fmt.Sprintf("c%d", i), [16]byte{byte(i)}) })
+		all.Go(func() {
+			_, errs[i] = Open(t.Context(), s, fmt.Sprintf("c%d", i), [16]byte{byte(i)}, packed.Writer{byte(i)})
+		})
 	}
 	all.Wait()
 	owner := -1
@@ -171,21 +177,21 @@ func TestClaim(t *testing.T) {
 		t.Fatal("nobody owns the prefix")
 	}
 	name := fmt.Sprintf("c%d", owner)
-	if _, err := Open(t.Context(), s, name, [16]byte{99}); err != nil {
+	if _, err := Open(t.Context(), s, name, [16]byte{99}, packed.Writer{99}); err != nil {
 		t.Errorf("another store of the cluster: %v", err)
 	}
-	_, err := Open(t.Context(), s, "east", [16]byte{99})
+	_, err := Open(t.Context(), s, "east", [16]byte{99}, packed.Writer{99})
 	if !errors.Is(err, block.ErrInvalid) || !strings.Contains(err.Error(), `"east"`) || !strings.Contains(err.Error(), name) {
 		t.Errorf("another cluster: %v", err)
 	}
-	if _, err := Open(t.Context(), s, "no/name", [16]byte{99}); !errors.Is(err, block.ErrInvalid) {
+	if _, err := Open(t.Context(), s, "no/name", [16]byte{99}, packed.Writer{99}); !errors.Is(err, block.ErrInvalid) {
 		t.Errorf("a name that none may have: %v", err)
 	}
 	newer := bytes.Replace((&packed.Cluster{Name: name}).Encode(), []byte(`"version": 1`), []byte(`"version": 9`), 1)
 	if err := s.Put(t.Context(), packed.ClusterKey, [][]byte{newer}, false); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(t.Context(), s, name, [16]byte{99}); !errors.Is(err, index.ErrVersion) {
+	if _, err := Open(t.Context(), s, name, [16]byte{99}, packed.Writer{99}); !errors.Is(err, index.ErrVersion) {
 		t.Errorf("claimed by a newer program: %v", err)
 	}
 }
@@ -257,7 +263,7 @@ func TestImportOfWhatIsNotWhole(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	f := b.New(space.Desc.Digest(), 16, 0)
+	f := b.New(number.Add(1), space.Desc.Digest(), 16, 0)
 	header, payload := contents(2)
 	f.Add(&packed.Member{Hash: block.Hash{2}, Len: uint32(len(payload))})
 	whole := append(append(header, payload...), f.Append(nil)...)
@@ -293,7 +299,7 @@ func TestImportOfWhatIsNotWhole(t *testing.T) {
 	}
 	key := packed.TombstonesKey("west", 1, packed.ID{})
 	put(key, []byte("none"))
-	if err := b.Import(t.Context(), func(*Found) error { return nil }); !errors.Is(err, block.ErrCorrupt) || !strings.Contains(err.Error(), key) {
+	if err := b.Import(t.Context(), nil, func(*Found) error { return nil }); !errors.Is(err, block.ErrCorrupt) || !strings.Contains(err.Error(), key) {
 		t.Errorf("damaged tombstones: %v", err)
 	}
 }

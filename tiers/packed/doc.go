@@ -11,7 +11,7 @@
 //	probes/CLUSTER/STORE                            what a store writes to see whether it can
 //
 // DIGEST is that of the namespace's descriptor, HASH that of the first block in the
-// object, ID is drawn for each object. All but the probes are written once: a request that
+// object, ID says who wrote it and is of no other object. All but the probes are written once: a request that
 // arrives late changes nothing. So a catalog can be made anew from a listing: read the
 // tombstones, then the footers, and take the members that are not Graves.Dead.
 //

@@ -25,8 +25,26 @@ const (
 	TailBytes = 64 << 10
 )
 
-// ID is drawn for each object that is written.
+// ID is that of one object that was written, and of no other: who wrote it, and a number
+// that it gave to no other object; see NewID. In a batch of tombstones it is random.
 type ID [16]byte
+
+// Writer is who writes objects: random, drawn for each catalog and bucket. By it a store
+// knows from a listing which objects its catalog should know.
+type Writer [8]byte
+
+// NewID is the ID of the object to which its writer gave a number.
+func NewID(w Writer, number uint64) (id ID) {
+	copy(id[:], w[:])
+	binary.BigEndian.PutUint64(id[len(w):], number)
+	return id
+}
+
+// Writer is who wrote the object.
+func (id ID) Writer() Writer { return Writer(id[:8]) }
+
+// Number is what its writer knows the object by.
+func (id ID) Number() uint64 { return binary.BigEndian.Uint64(id[8:]) }
 
 // Member is a block in a packed object.
 type Member struct {
@@ -88,6 +106,12 @@ func (f *Footer) payloadEnd() int64 {
 		return 0
 	}
 	return f.Members[len(f.Members)-1].end()
+}
+
+// PayloadBytes is what the payloads take in an object of so many bytes and members.
+func PayloadBytes(size int64, members uint32, hashLen int) int64 {
+	entry := (&Footer{HashLen: uint8(hashLen)}).entryBytes()
+	return size - headBytes - TrailerBytes - int64(members)*(HeaderBytes+entry)
 }
 
 // Bytes is the length of the object.

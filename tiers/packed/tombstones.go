@@ -179,12 +179,18 @@ func (g *Graves) Add(t *Tombstones) {
 // Dead reports whether member i of an object was deleted after the object was packed,
 // by itself or with its namespace.
 func (g *Graves) Dead(f *Footer, i int) bool {
-	if stamp, ok := g.spaces[f.Digest]; ok && stamp >= f.Stamp {
-		return true
-	}
 	if epoch, ok := g.epochs[epochKey{f.Digest, f.Store}]; ok && f.Epoch < epoch {
 		return true
 	}
-	stamp, ok := g.blocks[graveKey{f.Digest, f.Members[i].Hash}]
-	return ok && stamp >= f.Stamp
+	return g.Buried(f.Digest, f.Members[i].Hash, f.Stamp)
+}
+
+// Buried reports whether a block of a namespace was deleted after it was packed at stamp, by
+// itself or with its namespace.
+func (g *Graves) Buried(digest [32]byte, h block.Hash, stamp uint64) bool {
+	if at, ok := g.spaces[digest]; ok && at >= stamp {
+		return true
+	}
+	at, ok := g.blocks[graveKey{digest, h}]
+	return ok && at >= stamp
 }

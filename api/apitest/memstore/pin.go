@@ -87,3 +87,24 @@ func (s *Store) StartScrub(block.ScrubOptions) error {
 
 // StopScrub implements api.Store.
 func (s *Store) StopScrub() {}
+
+// errNoObjects: there are no buckets.
+var errNoObjects = fmt.Errorf("%w: this store has no object tier", block.ErrUnavailable)
+
+// ListObjects implements api.Store, as do the calls below.
+func (s *Store) ListObjects(context.Context, string, int) ([]block.ObjectInfo, string, error) {
+	return nil, "", errNoObjects
+}
+
+// ObjectUsage implements api.Store.
+func (s *Store) ObjectUsage(context.Context) ([]block.ObjectUsage, error) { return nil, errNoObjects }
+
+// SweepObjects implements api.Store.
+func (s *Store) SweepObjects(context.Context, func(block.ObjectSweep) error) error {
+	return errNoObjects
+}
+
+// ImportObjects implements api.Store.
+func (s *Store) ImportObjects(context.Context, func(block.ObjectImport) error) error {
+	return errNoObjects
+}
