@@ -307,7 +307,8 @@ func (w *bucketSweep) send(ns *namespace, ms []*mover, stamp uint64) (moved, byt
 				if err != nil {
 					return err
 				}
-				if r == nil || *r != m.from {
+				// Of a delete that is under way the old object is older than it, the new one not.
+				if r == nil || *r != m.from || o.isLeaving(m.from.Key) {
 					continue
 				}
 				if err := v.seat(&now, &m.to); err != nil {

@@ -155,6 +155,7 @@ func (p *servePlan) options(f *serveFlags, agent *xfer.Agent, log *slog.Logger) 
 		WriteBudget:   p.writeBudget,
 		Prefill:       p.prefill.of,
 		Grace:         f.grace,
+		ObjectGrace:   f.objectGrace,
 		PrefetchBytes: f.prefetch,
 		UploadBytes:   f.uploadBytes,
 		UploadAge:     f.uploadAge,

@@ -17,7 +17,7 @@ import (
 const (
 	exitFailure = 1 // the command failed
 	exitUsage   = 2 // the command line or the configuration cannot be accepted
-	exitMiss    = 3 // a miss, a stop that could not keep everything, or a scrub that lost something
+	exitMiss    = 3 // a miss, a stop that could not keep everything, a scrub or sweep that lost something, or an import that left something out
 )
 
 func main() {

@@ -65,6 +65,7 @@ type storeCollector struct {
 	curve   *prometheus.Desc
 	device  group[block.DeviceStats]
 	scrub   group[block.ScrubStatus]
+	sweep   group[block.ObjectSweep]
 	catalog group[index.CatalogMetrics]
 	health  group[block.CatalogStats]
 	misses  *prometheus.Desc
@@ -90,6 +91,7 @@ func newStoreCollector(take func() (storeSnapshot, bool)) *storeCollector {
 			[]string{"tier", "policy", "size"}, nil),
 		device:  group[block.DeviceStats]{prefix: "kvtier_device_", labels: []string{"tier", "device"}},
 		scrub:   group[block.ScrubStatus]{prefix: "kvtier_scrub_"},
+		sweep:   group[block.ObjectSweep]{prefix: "kvtier_bucket_sweep_", labels: []string{"bucket"}},
 		catalog: group[index.CatalogMetrics]{prefix: "kvtier_catalog_"},
 		health:  group[block.CatalogStats]{prefix: "kvtier_catalog_"},
 		misses:  prometheus.NewDesc("kvtier_misses_total", "Keys that were not served, by reason.", []string{"reason"}, nil),
@@ -109,6 +111,7 @@ func newStoreCollector(take func() (storeSnapshot, bool)) *storeCollector {
 	c.addNamespace()
 	c.addDevice()
 	c.addScrub()
+	addSweep(&c.sweep)
 	c.addCatalog()
 	return c
 }
@@ -244,6 +247,7 @@ func (c *storeCollector) Describe(ch chan<- *prometheus.Desc) {
 	c.space.describe(ch)
 	c.device.describe(ch)
 	c.scrub.describe(ch)
+	c.sweep.describe(ch)
 	c.catalog.describe(ch)
 	c.health.describe(ch)
 }
@@ -257,6 +261,10 @@ func (c *storeCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 	c.store.collect(ch, &s.stats)
 	c.scrub.collect(ch, &s.stats.Scrub)
+	for i := range s.stats.ObjectSweeps {
+		w := &s.stats.ObjectSweeps[i]
+		c.sweep.collect(ch, w, w.Bucket)
+	}
 	c.catalog.collect(ch, &s.catalog)
 	c.health.collect(ch, &s.stats.Catalog)
 	ch <- prometheus.MustNewConstMetric(c.opened, gauge, 1, formatIncarnation(s.stats.Incarnation))

@@ -4,6 +4,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/kvtier/kvtier/backends/object"
+	"github.com/kvtier/kvtier/index/block"
 )
 
 // objectCollector turns snapshots of the buckets' backends into Prometheus metrics: what
@@ -46,4 +47,21 @@ func (c *objectCollector) Collect(ch chan<- prometheus.Metric) {
 			ch <- prometheus.MustNewConstMetric(c.requests, counter, float64(n), b.String(), object.Kind(k).String())
 		}
 	}
+}
+
+// addSweep adds what is said of the sweep of a bucket that runs, or else ran last.
+func addSweep(g *group[block.ObjectSweep]) {
+	type sweep = block.ObjectSweep
+	g.add(gauge, "running", "1 while a sweep of the bucket is not at its end.", func(s *sweep) float64 { return oneIf(s.Running()) })
+	g.add(gauge, "failed", "1 while it does not go on because of an error.", func(s *sweep) float64 { return oneIf(s.Error != "") })
+	g.add(gauge, "objects", "Objects that the last sweep has listed.", func(s *sweep) float64 { return float64(s.Listed) })
+	g.add(gauge, "orphans", "Objects that it removed: the catalog does not know them, or all in them is dead.", func(s *sweep) float64 { return float64(s.Orphans) })
+	g.add(gauge, "orphan_bytes", "Bytes of those.", func(s *sweep) float64 { return float64(s.OrphanBytes) })
+	g.add(gauge, "missing_objects", "Objects of the catalog that were not in the bucket.", func(s *sweep) float64 { return float64(s.Missing) })
+	g.add(gauge, "lost_blocks", "Blocks in those, dropped from the catalog, but for the ones that another node deleted.", func(s *sweep) float64 { return float64(s.Lost) })
+	g.add(gauge, "expired_blocks", "Blocks past their time that it dropped from the catalog.", func(s *sweep) float64 { return float64(s.Expired) })
+	g.add(gauge, "rewritten_objects", "Objects of which less than half lived, and that it rewrote.", func(s *sweep) float64 { return float64(s.Rewritten) })
+	g.add(gauge, "moved_blocks", "Blocks that went from those into others.", func(s *sweep) float64 { return float64(s.Moved) })
+	g.add(gauge, "moved_bytes", "Bytes of those.", func(s *sweep) float64 { return float64(s.MovedBytes) })
+	g.add(gauge, "ended_timestamp_seconds", "When the last sweep ended; 0 while it runs, and when there was none.", func(s *sweep) float64 { return unixSeconds(s.Ended) })
 }

@@ -38,6 +38,7 @@ stop that could not keep every block, or a scrub that found damage beyond repair
 		newSessionsCmd(),
 		newStatCmd(),
 		newPolicyCmd(),
+		newObjectCmd(),
 		newWatchCmd(),
 		newReplayCmd(),
 		newSimCmd(),

@@ -34,6 +34,7 @@ type serveFlags struct {
 	objectMode   []string
 	uploadBytes  int64
 	uploadAge    time.Duration
+	objectGrace  time.Duration
 	high, low    float64
 	policy       []string
 	writeBudget  int64
@@ -90,6 +91,7 @@ func (f *serveFlags) add(fs *pflag.FlagSet) {
 		"GLOB=MODE[,KEEP]: when blocks of namespaces go into the bucket: back, when they leave the lowest local tier (the default), through, as soon as they were put, or off, never;\nand how long one is found there, such as 720h; repeatable, the first that matches counts")
 	sizeVar(fs, &f.uploadBytes, "upload-bytes", 256<<20, "most bytes that may wait for the bucket in the local tiers; a full queue holds eviction back")
 	fs.DurationVar(&f.uploadAge, "upload-age", 30*time.Second, "time that a block may wait for the bucket before its tier chooses anew what leaves")
+	fs.DurationVar(&f.objectGrace, "object-grace", time.Hour, "age below which an object in a bucket is left alone by the sweep for orphans, for missing and for half-dead objects")
 	shareVar(fs, &f.high, "high", 0.98, "used share of a tier above which it evicts")
 	shareVar(fs, &f.low, "low", 0.96, "used share of a tier down to which it evicts")
 	f.policy = []string{policy.Default}
@@ -285,6 +287,8 @@ func (f *serveFlags) plan(ctx context.Context, env environment) (*servePlan, err
 		return nil, usageErrorf("--record-bytes %s: want at least %s", formatSize(f.recordBytes), formatSize(trace.MinRecordBytes))
 	case f.grace < 0:
 		return nil, usageErrorf("--grace %v: want 0 or more", f.grace)
+	case f.objectGrace <= 0:
+		return nil, usageErrorf("--object-grace %v: want more than 0", f.objectGrace)
 	case f.drainTimeout < 0:
 		return nil, usageErrorf("--drain-timeout %v: want 0 or more", f.drainTimeout)
 	}

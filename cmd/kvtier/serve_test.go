@@ -142,6 +142,7 @@ func TestPlanRefuses(t *testing.T) {
 		{"more DRAM than memory", "--dram 33GiB", "--dram 33GiB: more than the machine's memory, 32.0 GiB (34359738368 bytes)", true},
 		{"little to record in", "--record /a --record-bytes 4KiB", "--record-bytes 4KiB: want at least 1MiB", true},
 		{"grace", "--grace -1s", "--grace -1s", true},
+		{"object grace", "--object-grace 0s", "--object-grace 0s: want more than 0", true},
 		{"drain timeout", "--drain-timeout -1s", "--drain-timeout -1s", true},
 		{"open to all", "--listen 0.0.0.0:7070", "--listen 0.0.0.0:7070: other machines can reach this address; add TLS (--tls-cert and --tls-key) and a token (--token-file or KVTIER_TOKEN),", true},
 		{"one of two open", "--listen 127.0.0.1:1 --listen :7070", "--listen :7070: other machines", true},

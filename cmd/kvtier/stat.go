@@ -38,6 +38,7 @@ type statOutput struct {
 	Scrub         scrubOutput      `json:"scrub"`
 	Catalog       statHealth       `json:"catalog"`
 	ByNamespace   []statNamespace  `json:"by_namespace"`
+	ObjectSweeps  []sweepOutput    `json:"object_sweeps,omitempty"` // of each bucket
 }
 
 // statNamespace counts what matches and gets asked a namespace for.
@@ -170,6 +171,9 @@ func describeStats(version string, s block.Stats) statOutput {
 		Scrub:   describeScrub(s.Scrub),
 		Catalog: statHealth{s.Catalog.State, s.Catalog.Reason, rfc3339(s.Catalog.Since), s.Catalog.Errors},
 	}
+	for _, w := range s.ObjectSweeps {
+		o.ObjectSweeps = append(o.ObjectSweeps, describeSweep(w))
+	}
 	o.ByNamespace = []statNamespace{}
 	for _, n := range s.ByNamespace {
 		o.ByNamespace = append(o.ByNamespace, statNamespace{n.Name, n.Asked, n.Matched, notNil(n.Misses)})
@@ -239,7 +243,7 @@ func newStatCmd() *cobra.Command {
 
 func (o *statOutput) print(w io.Writer) error {
 	uptime := time.Duration(o.UptimeSeconds * float64(time.Second)).Round(time.Second)
-	err := printTable(w, [][2]string{
+	rows := [][2]string{
 		{"version", o.Version},
 		{"incarnation", o.Incarnation},
 		{"uptime", uptime.String()},
@@ -255,8 +259,11 @@ func (o *statOutput) print(w io.Writer) error {
 		{"conflicts", fmt.Sprint(o.Conflicts)},
 		{"corrupt", fmt.Sprint(o.Corrupt)},
 		{"events", fmt.Sprintf("%d, %d lost", o.EventSeq, o.EventsLost)},
-	})
-	if err != nil {
+	}
+	for i := range o.ObjectSweeps {
+		rows = append(rows, [2]string{"sweep of", o.ObjectSweeps[i].line()})
+	}
+	if err := printTable(w, rows); err != nil {
 		return err
 	}
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
