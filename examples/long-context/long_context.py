@@ -1,4 +1,4 @@
-"""A long prefix that has gone to NVMe comes back by prefetch, before it is needed.
+"""A long prefix that has gone to NVMe, or into object storage, comes back by prefetch, before it is needed.
 
     python long_context.py unix:/path/of/session.sock
 
@@ -70,9 +70,12 @@ def main(address: str) -> None:
             put(space, chain(f"another request {i}", 16))
         print("later    ", tiers(space, prefix))
 
-        # A request with this document waits in the engine's queue: its blocks are brought up meanwhile.
+        # A request with this document waits in the engine's queue: its blocks are brought up meanwhile. Where memory has
+        # to make room first, blocks are put off with no_room, and asked for again.
         begun = time.perf_counter()
         reasons = space.prefetch(prefix)
+        while "no_room" in reasons and time.perf_counter() < begun + 30:
+            reasons = space.prefetch(prefix)
         took = (time.perf_counter() - begun) * 1e3
         print(f"prefetch  {reasons.count('hit')} of {PREFIX} blocks in {took:.0f} ms")
         print("now      ", tiers(space, prefix))

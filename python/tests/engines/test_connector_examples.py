@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import pathlib
+import shutil
+import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -32,6 +35,55 @@ def run(tmp_path: pathlib.Path, *arguments: str, **env: str) -> str:
 def test_long_context(tmp_path: pathlib.Path) -> None:
     said = run(tmp_path, str(EXAMPLES / "long-context" / "run.sh")).splitlines()
     assert said[1].startswith("later") and "NVME" in said[1]
+    assert said[2].startswith("prefetch  48 of 48")
+    assert said[3].split(None, 1) == ["now", "{'MEMORY': 48}"]
+    assert said[4].endswith("all bytes right")
+
+
+def versitygw() -> str:
+    """The S3 server that make servers installs, or the one on the PATH."""
+    installed = sorted((PACKAGE.parent / ".bin").glob("versitygw@*"))
+    found = str(installed[-1]) if installed else shutil.which("versitygw")
+    if found is None:
+        if "versitygw" in os.environ.get("KVTIER_REQUIRE", "").split(","):
+            pytest.fail("versitygw is required: make servers installs it")
+        pytest.skip("no versitygw: make servers installs it")
+    return found
+
+
+def test_long_context_in_objects(tmp_path: pathlib.Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    (tmp_path / "s3" / "kvtier").mkdir(parents=True)  # to this server, a directory is a bucket
+    server = subprocess.Popen(
+        [versitygw(), "--port", address, "--quiet", "--region", "us-east-1", "posix", str(tmp_path / "s3")],
+        env=os.environ | {"ROOT_ACCESS_KEY": "test", "ROOT_SECRET_KEY": "testsecret"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                socket.create_connection(tuple(address.split(":")), timeout=5).close()
+                break
+            except OSError:
+                assert server.poll() is None and time.monotonic() < deadline
+                time.sleep(0.1)
+        said = run(
+            tmp_path,
+            str(EXAMPLES / "long-context" / "run.sh"),
+            f"s3://kvtier/example?path_style=true&region=us-east-1&endpoint=http://{address}",
+            AWS_ACCESS_KEY_ID="test",
+            AWS_SECRET_ACCESS_KEY="testsecret",
+            AWS_SESSION_TOKEN="",
+            AWS_EC2_METADATA_DISABLED="true",
+        ).splitlines()
+    finally:
+        server.kill()
+        server.wait()
+    assert said[1].split(None, 1) == ["later", "{'OBJECT': 48}"]
     assert said[2].startswith("prefetch  48 of 48")
     assert said[3].split(None, 1) == ["now", "{'MEMORY': 48}"]
     assert said[4].endswith("all bytes right")
