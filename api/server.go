@@ -43,7 +43,7 @@ type ServerOptions struct {
 	Version string       // answered to Ping
 	// Timeout ends calls that come without a deadline; 0 is a minute. In a put it
 	// bounds each wait for room or durability instead of the whole stream.
-	// Prefetch and Watch run as long as their callers stay.
+	// Prefetch, Watch, SweepObjects and ImportObjects run as long as their callers stay.
 	Timeout time.Duration
 	// Sessions says where sessions of the same store are served, for clients to be
 	// told; nil: nowhere.

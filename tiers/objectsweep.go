@@ -160,7 +160,7 @@ func (o *objects) sweepBucket(ctx context.Context, p *objectBucket, progress fun
 	w := &bucketSweep{o: o, p: p, ctx: ctx, pace: &sharedPacer{p: pacer{rate: sweepRequests}}, progress: progress}
 	w.b = p.Through(watched{p, w.pace})
 	now := p.sweeps.get()
-	if progress != nil && !was.Started.IsZero() && was.Ended.IsZero() && !now.Ended.IsZero() && now.Started.Equal(was.Started) {
+	if !was.Started.IsZero() && was.Ended.IsZero() && !now.Ended.IsZero() && now.Started.Equal(was.Started) {
 		return w.tell() // another has brought it to its end meanwhile
 	}
 	err := w.run()

@@ -20,7 +20,8 @@
 //     milliseconds since 1970-01-01 UTC.
 //   - A call ends by its gRPC deadline. One that comes without gets the server's
 //     default, a minute; in a Put that bounds each wait for room or durability,
-//     and Prefetch and Watch last as long as their callers stay.
+//     and Prefetch, Watch, SweepObjects and ImportObjects last as long as their
+//     callers stay.
 //   - What concerns one key is in that key's result; what concerns the whole
 //     call is a gRPC status that carries a Failure in its details.
 //   - Leases and reservations belong to the connection over which they were
