@@ -2,7 +2,6 @@ package policy
 
 import (
 	"fmt"
-	"math"
 
 	"github.com/kvtier/kvtier/index/block"
 )
@@ -14,28 +13,24 @@ import (
 //
 // Without a budget every block is written that there is room for, but the partial last
 // one of a prompt, which is next to never asked for again. With one the writes are paid from a bucket that
-// fills as time goes by. While the bucket is less than half full the tier is under
+// fills as time goes by, one for bytes and one for the requests that it takes to write
+// them. While a bucket is less than half full the tier is under
 // pressure: what is left in it is for blocks that were used more than once, in
 // the tier above or so that they came back after they had been turned away.
 //
 // State is at most 24 bytes for each block remembered as turned away.
 type Admission struct {
-	o      AdmissionOptions
-	ghosts ghosts // turned away
-	level  float64
-	now    int64
+	bytes, requests bucket
+	most            int    // ghosts
+	ghosts          ghosts // turned away
+	now             int64
 }
 
 // AdmissionOptions say what may be written.
 type AdmissionOptions struct {
-	// Budget is how many bytes may be written in a unit of time; 0: any number.
-	Budget float64
-	// Burst is how many bytes at most the bucket holds: in no span of time more is
-	// written than the budget allows and this, but for blocks that others need. With
-	// a budget it is above 0.
-	Burst float64
-	// Start is how many it holds at time 0, at most Burst.
-	Start float64
+	// Bytes is the budget of bytes, Requests that of the requests that write them: many
+	// blocks may go with one, so the blocks do not pay these, who writes does, by Charge.
+	Bytes, Requests Budget
 	// Ghosts is how many of those turned away are remembered.
 	Ghosts int
 }
@@ -55,6 +50,8 @@ type Offer struct {
 	Stays bool
 	// Full tells that the tier has no room for it and nothing can leave now.
 	Full bool
+	// Worthless tells that loading it from the tier would take longer than to compute it.
+	Worthless bool
 }
 
 // Verdict says whether a block is written, or why not.
@@ -68,27 +65,46 @@ const (
 	TailOnly           // it is the partial last block of a prompt
 	UsedOnce           // under pressure, a block that was used once
 	OverBudget         // nothing is left of the budget
+	NotWorth           // computing it is faster than to load it again
 )
+
+// Verdicts is how many verdicts there are.
+const Verdicts = int(NotWorth) + 1
 
 // String names the verdict as counters do.
 func (v Verdict) String() string {
-	return [...]string{"admitted", "no_room", "tail", "used_once", "over_budget"}[v]
+	return [...]string{"admitted", "no_room", "tail", "used_once", "over_budget", "not_worth"}[v]
 }
 
 // NewAdmission returns an admission that has turned nothing away yet, at time 0. It
 // fails with block.ErrInvalid on options that cannot be.
 func NewAdmission(o AdmissionOptions) (*Admission, error) {
-	switch {
-	case !(o.Budget >= 0) || math.IsInf(o.Budget, 0):
-		return nil, fmt.Errorf("%w: write budget %v: want 0 (none) or more", block.ErrInvalid, o.Budget)
-	case o.Budget > 0 && !(o.Burst > 0):
-		return nil, fmt.Errorf("%w: burst %v of a write budget: want above 0", block.ErrInvalid, o.Burst)
-	case !(o.Start >= 0 && o.Start <= o.Burst):
-		return nil, fmt.Errorf("%w: start %v of a write budget: want 0 to the burst, %v", block.ErrInvalid, o.Start, o.Burst)
-	case o.Ghosts < 0:
+	if o.Ghosts < 0 {
 		return nil, fmt.Errorf("%w: %d ghosts: want 0 or more", block.ErrInvalid, o.Ghosts)
 	}
-	return &Admission{o: o, level: o.Start}, nil
+	a := &Admission{most: o.Ghosts}
+	return a, a.SetBudgets(o.Bytes, o.Requests)
+}
+
+// SetBudgets changes the budgets. What is in a bucket stays there, as far as it has room; one
+// that had no budget begins with its Start. It fails with block.ErrInvalid on budgets
+// that cannot be, and has changed nothing then.
+func (a *Admission) SetBudgets(bytes, requests Budget) error {
+	if err := bytes.check("write budget"); err != nil {
+		return err
+	}
+	if err := requests.check("request budget"); err != nil {
+		return err
+	}
+	a.bytes.set(bytes)
+	a.requests.set(requests)
+	return nil
+}
+
+// SetLevels says what is in the buckets, as far as they have room for it.
+func (a *Admission) SetLevels(bytes, requests float64) {
+	a.bytes.level = min(bytes, a.bytes.Burst)
+	a.requests.level = min(requests, a.requests.Burst)
 }
 
 // Admit decides about a block, and pays for it if it is to be written. A now that is
@@ -99,7 +115,7 @@ func (a *Admission) Admit(o Offer, now int64) Verdict {
 	v := a.judge(o, seen)
 	switch v {
 	case Admitted:
-		a.Charge(o.Bytes)
+		a.Charge(o.Bytes, 0)
 	case NoRoom, UsedOnce, OverBudget:
 		if !o.Stays || seen {
 			a.remember(o.Hash)
@@ -109,16 +125,16 @@ func (a *Admission) Admit(o Offer, now int64) Verdict {
 }
 
 func (a *Admission) remember(hash uint64) {
-	a.ghosts.trim(a.o.Ghosts - 1)
-	if a.o.Ghosts > 0 {
+	a.ghosts.trim(a.most - 1)
+	if a.most > 0 {
 		a.ghosts.add(hash)
 	}
 }
 
-// Level is how many bytes the bucket holds, which is below 0 when it is overdrawn.
-func (a *Admission) Level(now int64) float64 {
+// Levels is what the buckets hold, which is below 0 when they are overdrawn.
+func (a *Admission) Levels(now int64) (bytes, requests float64) {
 	a.fill(now)
-	return a.level
+	return a.bytes.level, a.requests.level
 }
 
 func (a *Admission) judge(o Offer, seen bool) Verdict {
@@ -129,29 +145,29 @@ func (a *Admission) judge(o Offer, seen bool) Verdict {
 		return Admitted
 	case o.Partial:
 		return TailOnly
-	case a.o.Budget == 0:
-		return Admitted
-	case a.level <= 0:
+	case o.Worthless:
+		return NotWorth
+	case a.bytes.empty() || a.requests.empty():
 		return OverBudget
-	case !seen && a.level < a.o.Burst/2:
+	case !seen && (a.bytes.low() || a.requests.low()):
 		return UsedOnce
 	}
 	return Admitted
 }
 
 // Charge pays for bytes that are written whatever the budget is: puts that must be
-// durable, and blocks that others need. Then the bucket may be overdrawn. Less than 0
-// gives back what was paid for and not written.
-func (a *Admission) Charge(bytes int64) {
-	if a.o.Budget > 0 {
-		a.level -= float64(bytes)
-	}
+// durable, and blocks that others need; and for requests that write. Then a bucket may
+// be overdrawn. Less than 0 gives back what was paid for and not written.
+func (a *Admission) Charge(bytes, requests int64) {
+	a.bytes.charge(bytes)
+	a.requests.charge(requests)
 }
 
 // fill lets time go by.
 func (a *Admission) fill(now int64) {
 	if now > a.now {
-		a.level = min(a.level+a.o.Budget*float64(now-a.now), a.o.Burst)
+		a.bytes.fill(float64(now - a.now))
+		a.requests.fill(float64(now - a.now))
 		a.now = now
 	}
 }

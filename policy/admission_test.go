@@ -41,14 +41,14 @@ func TestAdmission(t *testing.T) {
 			{0, policy.Offer{Hash: 3, Bytes: 10, Full: true}, noRoom},
 			{0, policy.Offer{Hash: 3, Bytes: 10, Full: true, Needed: true}, noRoom},
 		}},
-		{"empty at first", policy.AdmissionOptions{Budget: 1, Burst: 100, Ghosts: 4}, []step{
+		{"empty at first", policy.AdmissionOptions{Bytes: policy.Budget{Rate: 1, Burst: 100}, Ghosts: 4}, []step{
 			{0, used, over},
 			{1, used, admitted},
 			{1, used, over}, // 9 are owed
 			{10, used, over},
 			{11, used, admitted},
 		}},
-		{"pressure", policy.AdmissionOptions{Budget: 1, Burst: 100, Ghosts: 4}, []step{
+		{"pressure", policy.AdmissionOptions{Bytes: policy.Budget{Rate: 1, Burst: 100}, Ghosts: 4}, []step{
 			{49, block(1), once},
 			{49, block(1), admitted}, // it came back; 39 are left
 			{49, block(1), once},     // and is remembered no more
@@ -56,18 +56,18 @@ func TestAdmission(t *testing.T) {
 			{70, block(2), admitted}, // 50
 			{70, block(3), once},
 		}},
-		{"no more than the burst", policy.AdmissionOptions{Budget: 1, Burst: 20, Ghosts: 4}, []step{
+		{"no more than the burst", policy.AdmissionOptions{Bytes: policy.Budget{Rate: 1, Burst: 20}, Ghosts: 4}, []step{
 			{1e9, block(1), admitted},
 			{1e9, block(2), admitted}, // 10 are half of it
 			{1e9, block(3), over},
 		}},
-		{"what others need", policy.AdmissionOptions{Budget: 1, Burst: 20, Ghosts: 4}, []step{
+		{"what others need", policy.AdmissionOptions{Bytes: policy.Budget{Rate: 1, Burst: 20}, Ghosts: 4}, []step{
 			{0, policy.Offer{Hash: 1, Bytes: 10, Needed: true}, admitted},
 			{0, policy.Offer{Hash: 2, Bytes: 10, Needed: true, Partial: true}, admitted},
 			{20, used, over}, // it is paid for
 			{21, used, admitted},
 		}},
-		{"latest ghosts", policy.AdmissionOptions{Budget: 1, Burst: 1000, Ghosts: 2}, []step{
+		{"latest ghosts", policy.AdmissionOptions{Bytes: policy.Budget{Rate: 1, Burst: 1000}, Ghosts: 2}, []step{
 			{100, block(1), once},
 			{100, block(2), once},
 			{100, block(3), once},
@@ -76,11 +76,20 @@ func TestAdmission(t *testing.T) {
 			{100, block(2), once},
 			{100, block(1), admitted},
 		}},
-		{"no ghosts", policy.AdmissionOptions{Budget: 1, Burst: 1000}, []step{
+		{"no ghosts", policy.AdmissionOptions{Bytes: policy.Budget{Rate: 1, Burst: 1000}}, []step{
 			{100, block(1), once},
 			{100, block(1), once},
 		}},
-		{"time that goes back", policy.AdmissionOptions{Budget: 1, Burst: 1000}, []step{
+		{"not worth", policy.AdmissionOptions{Ghosts: 2}, []step{
+			{0, policy.Offer{Hash: 1, Bytes: 10, Worthless: true, Used: true}, policy.NotWorth},
+			{0, policy.Offer{Hash: 1, Bytes: 10, Worthless: true, Needed: true}, admitted},
+		}},
+		{"bytes and requests", policy.AdmissionOptions{Bytes: policy.Budget{Rate: 1, Burst: 100, Start: 100}, Requests: policy.Budget{Rate: 0.1, Burst: 4}, Ghosts: 4}, []step{
+			{0, used, over},      // no request
+			{10, block(1), once}, // 1 of 4
+			{20, block(2), admitted},
+		}},
+		{"time that goes back", policy.AdmissionOptions{Bytes: policy.Budget{Rate: 1, Burst: 1000}}, []step{
 			{10, used, admitted},
 			{5, used, over},
 			{10, used, over},
@@ -99,8 +108,8 @@ func TestAdmission(t *testing.T) {
 }
 
 func TestAdmissionCharge(t *testing.T) {
-	a := newAdmission(t, policy.AdmissionOptions{Budget: 1, Burst: 100})
-	a.Charge(50)
+	a := newAdmission(t, policy.AdmissionOptions{Bytes: policy.Budget{Rate: 1, Burst: 100}})
+	a.Charge(50, 0)
 	used := policy.Offer{Hash: 1, Bytes: 1, Used: true}
 	if got := a.Admit(used, 50); got != policy.OverBudget {
 		t.Errorf("%v when all is owed, want %v", got, policy.OverBudget)
@@ -110,13 +119,50 @@ func TestAdmissionCharge(t *testing.T) {
 	}
 }
 
+// TestSetBudgets: a budget that changes keeps what is in its bucket, as far as there is room.
+func TestSetBudgets(t *testing.T) {
+	a := newAdmission(t, policy.AdmissionOptions{Bytes: policy.Budget{Rate: 1, Burst: 100, Start: 80}})
+	set := func(bytes, requests policy.Budget, wantBytes, wantRequests float64) {
+		t.Helper()
+		if err := a.SetBudgets(bytes, requests); err != nil {
+			t.Fatal(err)
+		}
+		if b, r := a.Levels(0); b != wantBytes || r != wantRequests {
+			t.Errorf("%v and %v are available, want %v and %v", b, r, wantBytes, wantRequests)
+		}
+	}
+	set(policy.Budget{Rate: 2, Burst: 200, Start: 100}, policy.Budget{Rate: 1, Burst: 10, Start: 5}, 80, 5)
+	a.Charge(0, 6)
+	set(policy.Budget{Rate: 2, Burst: 50, Start: 25}, policy.Budget{Rate: 1, Burst: 20, Start: 10}, 50, -1)
+	a.Charge(60, 0)
+	set(policy.Budget{}, policy.Budget{Rate: 1, Burst: 20, Start: 10}, -10, -1)
+	if got := a.Admit(policy.Offer{Hash: 1, Bytes: 1, Used: true}, 2); got != policy.Admitted {
+		t.Errorf("%v without a budget of bytes", got)
+	}
+	a.SetLevels(1, 30)
+	if _, r := a.Levels(2); r != 20 {
+		t.Errorf("%v requests are available in a bucket of 20", r)
+	}
+	if err := a.SetBudgets(policy.Budget{Rate: 1}, policy.Budget{}); !errors.Is(err, block.ErrInvalid) {
+		t.Errorf("budget without a burst: %v", err)
+	}
+	if _, r := a.Levels(2); r != 20 {
+		t.Errorf("%v requests after a change that failed", r)
+	}
+}
+
 func TestAdmissionOptions(t *testing.T) {
 	for _, o := range []policy.AdmissionOptions{
-		{Budget: -1, Burst: 1},
-		{Budget: math.NaN(), Burst: 1},
-		{Budget: math.Inf(1), Burst: 1},
-		{Budget: 1},
-		{Budget: 1, Burst: math.NaN()},
+		{Bytes: policy.Budget{Rate: -1, Burst: 1}},
+		{Requests: policy.Budget{Rate: -1, Burst: 1}},
+		{Bytes: policy.Budget{Rate: math.NaN(), Burst: 1}},
+		{Requests: policy.Budget{Rate: math.NaN(), Burst: 1}},
+		{Bytes: policy.Budget{Rate: math.Inf(1), Burst: 1}},
+		{Requests: policy.Budget{Rate: math.Inf(1), Burst: 1}},
+		{Bytes: policy.Budget{Rate: 1}},
+		{Bytes: policy.Budget{Rate: 1, Burst: 1, Start: 2}},
+		{Bytes: policy.Budget{Rate: 1, Burst: math.NaN()}},
+		{Requests: policy.Budget{Rate: 1, Burst: math.NaN()}},
 		{Ghosts: -1},
 	} {
 		if _, err := policy.NewAdmission(o); !errors.Is(err, block.ErrInvalid) {
@@ -130,7 +176,7 @@ func TestAdmissionOptions(t *testing.T) {
 func TestAdmissionKeepsTheBudget(t *testing.T) {
 	const budget, burst, most = 3., 500., 40
 	rng := rand.New(rand.NewPCG(1, 2))
-	a := newAdmission(t, policy.AdmissionOptions{Budget: budget, Burst: burst, Ghosts: 100})
+	a := newAdmission(t, policy.AdmissionOptions{Bytes: policy.Budget{Rate: budget, Burst: burst}, Ghosts: 100})
 	var now int64
 	var excess, least float64 // written less allowed: so far, and the least it was
 	for i := range 20000 {
@@ -149,7 +195,7 @@ func TestAdmissionKeepsTheBudget(t *testing.T) {
 }
 
 func TestAdmissionAllocates(t *testing.T) {
-	a := newAdmission(t, policy.AdmissionOptions{Budget: 1, Burst: 1e6, Ghosts: 1000})
+	a := newAdmission(t, policy.AdmissionOptions{Bytes: policy.Budget{Rate: 1, Burst: 1e6}, Ghosts: 1000})
 	var hash uint64
 	offer := func() {
 		hash++

@@ -62,8 +62,7 @@ func RunTiers(ctx context.Context, w *Workload, dram, ssd policy.Policy, o TierO
 	s.addTier(upperTier, dram, o.DRAM, upper)
 	s.addTier(lowerTier, ssd, o.SSD, lower)
 	s.admission, err = policy.NewAdmission(policy.AdmissionOptions{
-		Budget: o.WriteBudget,
-		Burst:  max(1, float64(lower)/burstPart),
+		Bytes:  policy.Budget{Rate: o.WriteBudget, Burst: max(1, float64(lower)/burstPart)},
 		Ghosts: int(min(lower, math.MaxInt32/ghostTimes)) * ghostTimes,
 	})
 	if err != nil {
