@@ -147,3 +147,14 @@ func (c *Client) SetPolicy(ctx context.Context, tier block.TierID, name string) 
 	}
 	return nil
 }
+
+// SetWriteBudget changes what may be written to a tier for blocks that leave the tier above,
+// of namespaces or all; without a bound it takes it away. What was set lasts until it is
+// set again or the store is opened anew. ErrInvalid; ErrUnavailable when there is no such
+// tier.
+func (c *Client) SetWriteBudget(ctx context.Context, b block.WriteBudget) error {
+	if _, err := c.rpc.SetWriteBudget(ctx, &pb.SetWriteBudgetRequest{Budget: budgetToPB(block.BudgetStats{WriteBudget: b})}); err != nil {
+		return c.fail("set write budget", err)
+	}
+	return nil
+}

@@ -277,7 +277,10 @@ func statsToPB(s block.Stats) *pb.StatsResponse {
 			Policy: t.Policy, BehindMs: t.Behind.Milliseconds(), FellBehind: t.FellBehind,
 		}
 		if a := t.Admission; a != nil {
-			p.Admission = &pb.AdmissionStats{Budget: a.Budget, Available: a.Available, Admitted: a.Admitted, Rejected: a.Rejected}
+			p.Admission = &pb.AdmissionStats{Admitted: a.Admitted, Rejected: a.Rejected}
+			for _, b := range a.Budgets {
+				p.Admission.Budgets = append(p.Admission.Budgets, budgetToPB(b))
+			}
 		}
 		if u := t.Uploads; u != nil {
 			p.Uploads = &pb.UploadStats{Blocks: u.Blocks, Bytes: u.Bytes, HeldBack: u.HeldBack, Dropped: u.Dropped, Through: u.Through, Failed: u.Failed}
@@ -328,7 +331,10 @@ func statsFromPB(s *pb.StatsResponse) block.Stats {
 			Policy: t.GetPolicy(), Behind: fromMillis(t.GetBehindMs()), FellBehind: t.GetFellBehind(),
 		}
 		if a := t.GetAdmission(); a != nil {
-			b.Admission = &block.AdmissionStats{Budget: a.GetBudget(), Available: a.GetAvailable(), Admitted: a.GetAdmitted(), Rejected: a.GetRejected()}
+			b.Admission = &block.AdmissionStats{Admitted: a.GetAdmitted(), Rejected: a.GetRejected()}
+			for _, p := range a.GetBudgets() {
+				b.Admission.Budgets = append(b.Admission.Budgets, budgetFromPB(p))
+			}
 		}
 		if u := t.GetUploads(); u != nil {
 			b.Uploads = &block.UploadStats{
@@ -349,4 +355,18 @@ func statsFromPB(s *pb.StatsResponse) block.Stats {
 		out.Tiers = append(out.Tiers, b)
 	}
 	return out
+}
+
+func budgetToPB(b block.BudgetStats) *pb.WriteBudget {
+	return &pb.WriteBudget{
+		Tier: pb.Tier(b.Tier), Namespaces: b.Namespaces, Bytes: b.Bytes, Requests: b.Requests,
+		AvailableBytes: b.AvailableBytes, AvailableRequests: b.AvailableRequests,
+	}
+}
+
+func budgetFromPB(b *pb.WriteBudget) block.BudgetStats {
+	return block.BudgetStats{
+		WriteBudget:    block.WriteBudget{Tier: block.TierID(b.GetTier()), Namespaces: b.GetNamespaces(), Bytes: b.GetBytes(), Requests: b.GetRequests()},
+		AvailableBytes: b.GetAvailableBytes(), AvailableRequests: b.GetAvailableRequests(),
+	}
 }

@@ -144,6 +144,9 @@ var accessCalls = []struct {
 		}
 		return not(codes.FailedPrecondition, second(s.Recv()))
 	}},
+	{"SetWriteBudget", "RW", func(ctx context.Context, c pb.KvtierClient, _ uint32) error {
+		return not(codes.InvalidArgument, second(c.SetWriteBudget(ctx, &pb.SetWriteBudgetRequest{})))
+	}},
 	{"StopScrub", "RW", func(ctx context.Context, c pb.KvtierClient, _ uint32) error {
 		return second(c.StopScrub(ctx, &pb.StopScrubRequest{}))
 	}},

@@ -30,3 +30,14 @@ func (s *service) SetPolicy(ctx context.Context, req *pb.SetPolicyRequest) (*pb.
 	}
 	return &pb.SetPolicyResponse{}, nil
 }
+
+// SetWriteBudget changes what may be written to a tier.
+func (s *service) SetWriteBudget(ctx context.Context, req *pb.SetWriteBudgetRequest) (*pb.SetWriteBudgetResponse, error) {
+	if err := identityOf(ctx).CheckAll(access.Read|access.Write, "the write budgets"); err != nil {
+		return nil, err
+	}
+	if err := s.store.SetWriteBudget(budgetFromPB(req.GetBudget()).WriteBudget); err != nil {
+		return nil, err
+	}
+	return &pb.SetWriteBudgetResponse{}, nil
+}

@@ -132,4 +132,9 @@ type Store interface {
 	// When it returns without an error, what it has found is served. ErrUnavailable also
 	// when one is running.
 	ImportObjects(ctx context.Context, progress func(block.ObjectImport) error) error
+	// SetWriteBudget changes what may be written to a tier for blocks that leave the tier
+	// above, of namespaces or all; without a bound it takes it away. What is left of a
+	// budget stays, as far as the new one has room for it. ErrInvalid;
+	// ErrUnavailable when there is no such tier. Stats tells what is left.
+	SetWriteBudget(b block.WriteBudget) error
 }

@@ -71,6 +71,14 @@ func Plan(runs []Run, sources []Source, tokens int64, o block.PlanOptions) block
 	return best
 }
 
+// Worth says whether the blocks of a prompt up to one of them are sooner there when they are
+// loaded than when they are computed, from a source that nobody else uses. They have
+// that many tokens each.
+func Worth(upTo Run, from Source, tokens int64, cost block.Prefill) bool {
+	load := duration(float64(from.Latency) + float64(upTo.Blocks)*float64(upTo.Bytes)/from.Bandwidth*float64(time.Second))
+	return load < prefill(cost, 0, int64(upTo.Blocks)*tokens)
+}
+
 // prefill is how long the tokens take from one position to another.
 func prefill(p block.Prefill, from, to int64) time.Duration {
 	a, b := float64(from), float64(to)

@@ -15,6 +15,16 @@ import (
 // in an hour, so what happens does not depend on how fast the machine is.
 const leastBudget = tiers.MinWriteBudget
 
+// budget is one of G3 for all.
+func budget(bytes int64) []block.WriteBudget {
+	return []block.WriteBudget{{Tier: block.G3, Bytes: bytes}}
+}
+
+// available is what may be written to G3 now.
+func available(t testing.TB, s *tiers.Store) int64 {
+	return admissionOf(t, s).Budgets[0].AvailableBytes
+}
+
 // admissionOf is what the store says of its admission.
 func admissionOf(t testing.TB, s *tiers.Store) *block.AdmissionStats {
 	t.Helper()
@@ -31,15 +41,15 @@ func overdraw(t testing.TB, s *tiers.Store, ns block.Namespace) {
 	for i := 900; i < 908; i++ {
 		mustPut(t, s, ns, i, 1<<20, block.PutOptions{Durable: block.G3})
 	}
-	if a := admissionOf(t, s); a.Available > -(3 << 20) {
-		t.Fatalf("%d bytes are available after durable puts of 8 MiB", a.Available)
+	if n := available(t, s); n > -(3 << 20) {
+		t.Fatalf("%d bytes are available after durable puts of 8 MiB", n)
 	}
 }
 
 // TestRejected: what the budget is not enough for is dropped with its reason, and told.
 func TestRejected(t *testing.T) {
 	t.Parallel()
-	s := openStore(t, tiers.Options{DRAM: 16 << 20, Slabs: slabIn(t, 64<<20), WriteBudget: leastBudget})
+	s := openStore(t, tiers.Options{DRAM: 16 << 20, Slabs: slabIn(t, 64<<20), WriteBudgets: budget(leastBudget)})
 	ns := space(t, s, "a", 1<<20)
 	overdraw(t, s, ns)
 	mustPut(t, s, ns, 1, 1<<20, block.PutOptions{})
@@ -67,7 +77,7 @@ func TestRejected(t *testing.T) {
 	<-ended
 	wantMiss(t, s, ns, 1, block.MissAbsent)
 	st := s.Stats()
-	if a := admissionOf(t, s); a.Rejected["over_budget"] != 1 || a.Admitted != 0 || a.Budget != leastBudget {
+	if a := admissionOf(t, s); a.Rejected["over_budget"] != 1 || a.Admitted != 0 || a.Budgets[0].WriteBudget != budget(leastBudget)[0] {
 		t.Errorf("admission: %+v", a)
 	}
 	if st.Removed["rejected"] != 1 || st.Removed["evicted"] != 0 || st.ByNamespace[0].Misses["rejected"] != 1 || st.Tiers[0].Dropped != 1 {
@@ -79,7 +89,7 @@ func TestRejected(t *testing.T) {
 // is written whatever the budget is.
 func TestAdmissionKeeps(t *testing.T) {
 	t.Parallel()
-	s := openStore(t, tiers.Options{DRAM: 16 << 20, Slabs: slabIn(t, 64<<20), WriteBudget: leastBudget})
+	s := openStore(t, tiers.Options{DRAM: 16 << 20, Slabs: slabIn(t, 64<<20), WriteBudgets: budget(leastBudget)})
 	ns := space(t, s, "a", 1<<20)
 	overdraw(t, s, ns)
 	mustPut(t, s, ns, 1, 1<<20, block.PutOptions{})
@@ -97,7 +107,7 @@ func TestAdmissionKeeps(t *testing.T) {
 		}
 		wantHit(t, s, ns, i, 1<<20)
 	}
-	if a := admissionOf(t, s); a.Admitted != 1 || a.Available > -(5<<20) {
+	if a := admissionOf(t, s); a.Admitted != 1 || a.Budgets[0].AvailableBytes > -(5<<20) {
 		t.Errorf("the parent alone is asked for, and all pay: %+v", a)
 	}
 }
@@ -106,7 +116,7 @@ func TestAdmissionKeeps(t *testing.T) {
 // and being offered twice does not make it one that was used twice.
 func TestAdmissionGrace(t *testing.T) {
 	t.Parallel()
-	s := openStore(t, tiers.Options{DRAM: 16 << 20, Slabs: slabIn(t, 64<<20), WriteBudget: leastBudget, Grace: time.Hour})
+	s := openStore(t, tiers.Options{DRAM: 16 << 20, Slabs: slabIn(t, 64<<20), WriteBudgets: budget(leastBudget), Grace: time.Hour})
 	ns := space(t, s, "a", 1<<20)
 	overdraw(t, s, ns)
 	mustPut(t, s, ns, 1, 1<<20, block.PutOptions{})
@@ -124,7 +134,7 @@ func TestAdmissionGrace(t *testing.T) {
 // TestAdmissionTail: the partial last block of a prompt is not written, a full one is.
 func TestAdmissionTail(t *testing.T) {
 	t.Parallel()
-	s := openStore(t, tiers.Options{DRAM: 16 << 20, Slabs: slabIn(t, 64<<20), WriteBudget: 1 << 50})
+	s := openStore(t, tiers.Options{DRAM: 16 << 20, Slabs: slabIn(t, 64<<20), WriteBudgets: budget(1 << 50)})
 	ns := space(t, s, "a", 1<<20)
 	under := func(i int) block.PutOptions { return block.PutOptions{Parent: hashOf(i), HasParent: true} }
 	mustPut(t, s, ns, 1, 512<<10, block.PutOptions{})
@@ -148,7 +158,7 @@ func TestAdmissionTail(t *testing.T) {
 // since it came, and one that comes back.
 func TestAdmissionUsed(t *testing.T) {
 	t.Parallel()
-	s := openStore(t, tiers.Options{DRAM: 16 << 20, Slabs: slabIn(t, 64<<20), WriteBudget: leastBudget})
+	s := openStore(t, tiers.Options{DRAM: 16 << 20, Slabs: slabIn(t, 64<<20), WriteBudgets: budget(leastBudget)})
 	ns := space(t, s, "a", 1<<20)
 	mustPut(t, s, ns, 900, 1<<20, block.PutOptions{Durable: block.G3}) // from now on the bucket is less than half full
 	for i := 1; i <= 3; i++ {
@@ -176,7 +186,7 @@ func TestAdmissionUsed(t *testing.T) {
 // TestBudgetIsKept: however much is put, no more is written than the budget says.
 func TestBudgetIsKept(t *testing.T) {
 	t.Parallel()
-	s := openStore(t, tiers.Options{DRAM: 16 << 20, Slabs: slabIn(t, 64<<20), WriteBudget: leastBudget})
+	s := openStore(t, tiers.Options{DRAM: 16 << 20, Slabs: slabIn(t, 64<<20), WriteBudgets: budget(leastBudget)})
 	ns := space(t, s, "a", 64<<10)
 	n := 0
 	for ; s.Stats().Tiers[0].Evictions < 500; n++ {
@@ -195,22 +205,32 @@ func TestBudgetIsKept(t *testing.T) {
 
 func TestBadWriteBudget(t *testing.T) {
 	t.Parallel()
+	b := func(tier block.TierID, glob string, bytes, requests int64) block.WriteBudget {
+		return block.WriteBudget{Tier: tier, Namespaces: glob, Bytes: bytes, Requests: requests}
+	}
 	for _, c := range []struct {
-		o    tiers.Options
-		want string
+		bs      []block.WriteBudget
+		noSlabs bool
+		slabs   []tiers.SlabSpec
+		want    string
 	}{
-		{tiers.Options{WriteBudget: -1, Slabs: slabIn(t, 64<<20)}, "write budget: -1 bytes a day, at least"},
-		{tiers.Options{WriteBudget: 1, Slabs: slabIn(t, 64<<20)}, "write budget: 1 bytes a day, at least"},
-		{tiers.Options{WriteBudget: leastBudget, NoSlabs: true}, "for a store without NVMe tier"},
-		{tiers.Options{WriteBudget: leastBudget}, "there is no NVMe tier"},
+		{budget(-1), false, slabIn(t, 64<<20), "write budget of g3: -1 bytes a day, at least"},
+		{budget(1), false, slabIn(t, 64<<20), "write budget of g3: 1 bytes a day, at least"},
+		{budget(leastBudget), true, nil, "for a store without NVMe tier"},
+		{budget(leastBudget), false, nil, "write budget of g3: there is no such tier"},
+		{[]block.WriteBudget{b(block.G4, "", leastBudget, 0)}, false, slabIn(t, 64<<20), "write budget of g4: there is no such tier"},
+		{[]block.WriteBudget{b(block.G2, "", leastBudget, 0)}, false, nil, "write budget of g2: there are budgets of g3 and g4"},
+		{[]block.WriteBudget{b(block.G3, "a[", leastBudget, 0)}, false, slabIn(t, 64<<20), "write budget of g3/a[: syntax error in pattern"},
+		{[]block.WriteBudget{b(block.G3, "", leastBudget, 100)}, false, slabIn(t, 64<<20), "write budget of g3: requests are for g4"},
+		{[]block.WriteBudget{b(block.G4, "a*", leastBudget, 23)}, false, nil, "write budget of g4/a*: 23 requests a day, at least 24"},
+		{append(budget(leastBudget), budget(leastBudget)...), false, slabIn(t, 64<<20), "write budget of g3: given twice"},
 	} {
-		c.o.Dir, c.o.Agent, c.o.DRAM = t.TempDir(), newAgent(t), 16<<20
-		s, err := tiers.Open(t.Context(), c.o)
+		s, err := tiers.Open(t.Context(), tiers.Options{Dir: t.TempDir(), Agent: newAgent(t), DRAM: 16 << 20, Slabs: c.slabs, NoSlabs: c.noSlabs, WriteBudgets: c.bs})
 		if err == nil {
 			s.Close()
 		}
 		if !errors.Is(err, block.ErrInvalid) || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("%d with slabs %v: %v", c.o.WriteBudget, c.o.Slabs, err)
+			t.Errorf("%v: %v, want %q", c.bs, err, c.want)
 		}
 	}
 }

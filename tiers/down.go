@@ -21,7 +21,7 @@ func (s *Store) writeG3(d *device, jobs []*job) {
 	for _, j := range jobs {
 		j.gen = s.gen.Add(1)
 		j.note = d.slab.Failures()
-		s.admission.charge(j.size)
+		s.toG3.charge(j.e.NS, &s.names, j.size, 0)
 		mem := s.g2.slot(j.e.Place[ixG2], j.size)
 		_, header := SlotBytes(int64(j.e.Len))
 		s.encode(mem[:header], j)

@@ -27,7 +27,7 @@ const (
 	flagPinned                // see pin.go
 	flagRecording             // the record of its copy in G3 is queued, and Place[ixG3] is that copy's
 	flagTentative             // no put of it was answered yet: the first one waits for G3
-	flagUsed                  // since it came into G2; kept only where an admission asks
+	flagUsed                  // since it came into the local tiers; kept only where an admission asks
 	flagPacked                // the catalog has the block in G4, too; not set does not say that it has not
 )
 
@@ -226,11 +226,10 @@ func (s *Store) leave(h block.Handle, e *index.Entry, ix int, why block.Reason) 
 	d := departure{h: h, ix: ix, why: why, place: e.Place[ix], e: *e}
 	found := live(e, ix) // else its removal was told when it began to leave
 	e.State[ix] = index.SlotNone
-	if ix == ixG2 {
+	e.Ops++
+	if d.last = !counted(e, 1-ix); d.last {
 		e.Flags &^= flagUsed
 	}
-	e.Ops++
-	d.last = !counted(e, 1-ix)
 	s.tier(ix).events.push(policyEvent{kind: evRemove, h: h, why: why})
 	s.pinLeft(e, ix, d.last)
 	if found {

@@ -82,7 +82,7 @@ func (v *evictor) apply(ev policyEvent) {
 		v.s.table.View(ev.h, func(e *index.Entry) { v.p.Leaf(ev.h, e.Kids[v.t.ix] == 0) })
 	case evHit:
 		v.p.Hit(ev.h)
-		if v.t.ix == ixG2 && v.s.admission != nil {
+		if v.t.ix == ixG2 && (v.s.toG3.asks() || v.s.toG4.asks()) {
 			v.s.table.Update(ev.h, func(e *index.Entry) { e.Flags |= flagUsed })
 		}
 		if v.old != nil {
@@ -312,7 +312,7 @@ func (s *Store) evict(t *tier, hs []block.Handle, wait bool) (freed, leaving int
 	case s.objects != nil && t == s.lowest():
 		return s.takeOut(t, hs, wait)
 	case t.ix == ixG3:
-		return s.dropG3(hs), 0
+		return s.dropG3(hs, block.Evicted), 0
 	}
 	var down []block.Handle
 	lost := block.NoReason
@@ -329,9 +329,9 @@ func (s *Store) evict(t *tier, hs []block.Handle, wait bool) (freed, leaving int
 	if s.g3 == nil || len(down) == 0 {
 		return freed, 0
 	}
-	down, past, turned, paid := s.sift(down)
+	down, past, turned, ahead := s.sift(down)
 	freed += turned
-	defer s.admission.charge(-paid)
+	defer s.toG3.giveBack(ahead, &s.names)
 	held := down[:0]
 	for _, h := range down {
 		s.table.Update(h, func(e *index.Entry) {
@@ -407,8 +407,8 @@ func (s *Store) mayDropG3(e *index.Entry) bool {
 }
 
 // dropG3 evicts blocks from G3, those that may leave, and returns the bytes that
-// came free. Their slots come free when the drop of their records is synced.
-func (s *Store) dropG3(hs []block.Handle) int64 {
+// came free. lost is why those go that are nowhere else. Their slots come free when the drop of their records is synced.
+func (s *Store) dropG3(hs []block.Handle, lost block.Reason) int64 {
 	if s.catalog.Err() != nil {
 		return 0 // they would neither be served nor make room
 	}
@@ -417,8 +417,11 @@ func (s *Store) dropG3(hs []block.Handle) int64 {
 	for _, h := range hs {
 		s.table.Update(h, func(e *index.Entry) {
 			if why := block.Evicted; s.mayDropG3(e) {
-				if e.Flags&flagPacked != 0 {
+				switch {
+				case e.Flags&flagPacked != 0:
 					why = block.Moved
+				case !live(e, ixG2):
+					why = lost
 				}
 				s.startLeave(h, e, why, func(bytes int64) { done <- bytes })
 				n++

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 
@@ -92,4 +93,32 @@ func retryEINTR(call func() error) error {
 			return err
 		}
 	}
+}
+
+// replaceFile puts a file with this content in the place of another: after a crash one of
+// the two is there, and if it syncs, this one once it has returned.
+func replaceFile(path string, data []byte, sync bool) error {
+	temp := path + ".tmp"
+	f, err := os.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err == nil && sync {
+		err = f.Sync()
+	}
+	if e := f.Close(); err == nil {
+		err = e
+	}
+	if err == nil {
+		err = os.Rename(temp, path)
+	}
+	if err != nil {
+		_ = os.Remove(temp) // takes room that may be what was short
+		return err
+	}
+	if !sync {
+		return nil
+	}
+	return syncDir(filepath.Dir(path))
 }

@@ -79,7 +79,7 @@ func drawConf(seed uint64) modelConf {
 		}
 	}
 	if c.durable() && r.IntN(3) == 0 {
-		c.opts.WriteBudget = tiers.MinWriteBudget
+		c.opts.WriteBudgets = budget(tiers.MinWriteBudget)
 	}
 	return c
 }
@@ -94,8 +94,8 @@ func (c *modelConf) place(t testing.TB) {
 }
 
 func (c modelConf) String() string {
-	return fmt.Sprintf("g2 %d MiB, slabs %v, write budget %d, watermarks %v %v, grace %v, sizes %v, grpc %v, catalog in memory %v",
-		c.opts.DRAM>>20, c.slabs, c.opts.WriteBudget, c.opts.High, c.opts.Low, c.opts.Grace, c.sizes, c.grpc, c.inMemory)
+	return fmt.Sprintf("g2 %d MiB, slabs %v, write budgets %v, watermarks %v %v, grace %v, sizes %v, grpc %v, catalog in memory %v",
+		c.opts.DRAM>>20, c.slabs, c.opts.WriteBudgets, c.opts.High, c.opts.Low, c.opts.Grace, c.sizes, c.grpc, c.inMemory)
 }
 
 // rough says whether there are faults.

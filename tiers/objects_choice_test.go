@@ -13,7 +13,7 @@ import (
 func TestRejectedGoesToObjects(t *testing.T) {
 	t.Parallel()
 	o := farOptions(t, newFakeBucket())
-	o.Slabs, o.WriteBudget = slabIn(t, 64<<20), leastBudget
+	o.Slabs, o.WriteBudgets = slabIn(t, 64<<20), budget(leastBudget)
 	s := openStore(t, o)
 	ns := space(t, s, "a", 1<<20)
 	overdraw(t, s, ns)

@@ -293,6 +293,7 @@ func (o *objects) send(ctx context.Context, p *objectBucket, load []*parcel, pay
 	}
 	invariants.CrashAt("object-written")
 	o.bytesIn.Add(obj.Bytes)
+	s.toG4.charge(obj.NS, &s.names, obj.Bytes, 1)
 	if err := o.seat(ns, obj, members); err != nil {
 		return err
 	}
@@ -407,11 +408,12 @@ func (o *objects) seat(ns *namespace, obj *index.ObjectRecord, members []*parcel
 	return nil
 }
 
-// takeOut has blocks leave the lowest local tier: into G4 those that it does not have, by the
-// queue of uploads, and then they are dropped here. When there is no bucket to write to,
-// blocks leave as if there were no G4. It returns the bytes that came free, and those that
-// are to; with wait none are left of the latter.
+// takeOut has blocks leave the lowest local tier: into G4 those that it does not have and that
+// are admitted there, by the queue of uploads, and then they are dropped here. When there is
+// no bucket to write to, blocks leave as if there were no G4. It returns the bytes that came
+// free, and those that are to; with wait none are left of the latter.
 func (s *Store) takeOut(t *tier, hs []block.Handle, wait bool) (freed, leaving int64) {
+	hs, turned, ahead := s.siftFar(t, hs)
 	var held, out []block.Handle
 	takes := s.objects.takes()
 	for _, h := range hs {
@@ -430,8 +432,8 @@ func (s *Store) takeOut(t *tier, hs []block.Handle, wait bool) (freed, leaving i
 	if wait {
 		d = &departures{}
 	}
-	leaving = s.objects.uploads.add(t, held, d)
-	freed = s.drop(t, out)
+	leaving = s.objects.uploads.add(t, held, d, ahead)
+	freed = turned + s.drop(t, out)
 	if wait {
 		d.all.Wait()
 		return freed + d.freed.Load(), 0
@@ -443,7 +445,7 @@ func (s *Store) takeOut(t *tier, hs []block.Handle, wait bool) (freed, leaving i
 // bytes that came free.
 func (s *Store) drop(t *tier, hs []block.Handle) (freed int64) {
 	if t.ix == ixG3 {
-		return s.dropG3(hs)
+		return s.dropG3(hs, block.Evicted)
 	}
 	for _, h := range hs {
 		n, _ := s.dropG2(h, block.Evicted)

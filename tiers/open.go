@@ -86,12 +86,8 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.g3 != nil {
-		if s.admission, err = newAdmission(o.WriteBudget, s.g3.capacity); err != nil {
-			return nil, err
-		}
-	} else if o.WriteBudget > 0 {
-		return nil, fmt.Errorf("%w: write budget: %d bytes a day, and there is no NVMe tier", block.ErrInvalid, o.WriteBudget)
+	if err := s.openBudgets(); err != nil {
+		return nil, err
 	}
 	if err := s.openTombstones(known); err != nil {
 		return nil, err
@@ -320,6 +316,7 @@ func (s *Store) startWork(evictors []*evictor) {
 	s.wg.Go(s.sweeper)
 	s.wg.Go(s.watchReclaim)
 	s.wg.Go(s.keepCatalog)
+	s.wg.Go(s.keepLevels)
 	if s.g3 != nil || s.objects != nil {
 		for range prefetchWorkers {
 			s.wg.Go(s.prefetcher)
@@ -399,6 +396,7 @@ func (s *Store) teardown() error {
 		s.commits.close()
 	}
 	if s.opened {
+		s.saveLevels()
 		s.markClean()
 	}
 	var errs []error

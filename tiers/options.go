@@ -85,11 +85,10 @@ type Options struct {
 	// Catalog is how the catalog is opened; nil: on the host's file system.
 	Catalog *index.CatalogOptions
 
-	// WriteBudget is how many bytes a day may be written to G3 for blocks that leave
-	// G2; 0: any number. Those that it is not enough for are dropped: see
-	// policy.Admission. What puts, pins and drains need in G3 is written in any case,
-	// and counts.
-	WriteBudget int64
+	// WriteBudgets are how much may be written to G3 and G4, to begin with: see
+	// SetWriteBudget. Blocks that they are not enough for are dropped: see
+	// policy.Admission. None: all is written.
+	WriteBudgets []block.WriteBudget
 
 	// Prefill, if not nil, says what prefill costs the engines of a namespace, by its name;
 	// the zero value: that is not known.
@@ -194,7 +193,7 @@ func (o Options) validate() error {
 	case o.SweepObjectsEvery < 0:
 		return fmt.Errorf("%w: sweep objects every: %v", block.ErrInvalid, o.SweepObjectsEvery)
 	}
-	if err := o.checkWriteBudget(); err != nil {
+	if err := o.checkBudgets(); err != nil {
 		return err
 	}
 	seen := map[string]bool{}

@@ -41,7 +41,9 @@ func (s *Store) Stats() block.Stats {
 		st.Tiers = append(st.Tiers, t.stats(s))
 	}
 	if s.objects != nil {
-		st.Tiers = append(st.Tiers, s.objects.stats())
+		far := s.objects.stats()
+		far.Admission = s.toG4.stats()
+		st.Tiers = append(st.Tiers, far)
 		for _, p := range s.objects.buckets {
 			st.ObjectSweeps = append(st.ObjectSweeps, p.sweepStatus())
 		}
@@ -62,9 +64,7 @@ func (t *tier) stats(s *Store) block.TierStats {
 		Behind: time.Duration(t.behind.Load()), FellBehind: t.fellBehind.Load(),
 	}
 	st.Curves = t.curves.stats()
-	if t.ix == ixG3 {
-		st.Admission = s.admission.stats()
-	}
+	st.Admission = s.to(t.id).stats()
 	for _, d := range t.devs {
 		st.Devices = append(st.Devices, d.stats(s))
 	}

@@ -50,7 +50,7 @@ type Store struct {
 	events       *eventHub
 	pins         pins
 	prefetches   *prefetchQueue
-	admission    *admission // to G3; nil: all are admitted
+	toG3, toG4   *admission // nil where there is no such tier
 	scrubs       scrubber
 	lineage      sync.Mutex // held while a block that has children gets a parent
 

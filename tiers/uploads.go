@@ -42,6 +42,7 @@ type leaver struct {
 	t     *tier
 	bytes int64 // of its slot
 	since time.Time
+	ahead paid        // to be given back when it is written, which pays again, or not
 	party *departures // nil: nobody waits for it
 }
 
@@ -57,8 +58,10 @@ func (u *uploads) init(o *objects) {
 
 // add queues blocks of a tier that are to leave it, and takes over the references that are
 // held on them. The bytes of those for which there is room count as leaving; the others it
-// lets go. With d not nil there is room for all, and who asked waits for d.
-func (u *uploads) add(t *tier, hs []block.Handle, d *departures) (queued int64) {
+// lets go. With d not nil there is room for all, and who asked waits for d. What was paid
+// ahead for a block is given back when it is written or not, at once for one that does not
+// wait.
+func (u *uploads) add(t *tier, hs []block.Handle, d *departures, ahead map[block.Handle]paid) (queued int64) {
 	var rest []block.Handle
 	now := time.Now()
 	u.mu.Lock()
@@ -69,6 +72,8 @@ func (u *uploads) add(t *tier, hs []block.Handle, d *departures) (queued int64) 
 			rest = append(rest, h)
 			continue
 		}
+		l.ahead = ahead[h]
+		delete(ahead, h)
 		u.mu.queue = append(u.mu.queue, l)
 		u.mu.bytes += l.bytes
 		u.mu.blocks++
@@ -82,6 +87,9 @@ func (u *uploads) add(t *tier, hs []block.Handle, d *departures) (queued int64) 
 	u.heldBack.Add(int64(len(rest)))
 	for _, h := range rest {
 		u.o.s.release(h)
+	}
+	for _, p := range ahead {
+		u.o.s.toG4.giveBack([]paid{p}, &u.o.s.names)
 	}
 	if queued > 0 {
 		select {
@@ -233,6 +241,9 @@ func (u *uploads) end(ls []*leaver) {
 			u.failed.Add(1)
 		}
 		s.release(l.h)
+		if l.ahead != (paid{}) {
+			s.toG4.giveBack([]paid{l.ahead}, &s.names)
+		}
 		switch goes := !l.stays && (l.e.Flags&flagPacked != 0 || !takes || errors.Is(l.err, block.ErrCorrupt)); {
 		case goes && l.party != nil:
 			n := s.drop(l.t, []block.Handle{l.h})

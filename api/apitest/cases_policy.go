@@ -41,3 +41,47 @@ func testPolicies(e *env) {
 		e.has(ns, i, 1000)
 	}
 }
+
+// A write budget is set, changed and taken away, where there is a tier that it is of.
+func testWriteBudgets(e *env) {
+	budgets := func() []block.BudgetStats {
+		for _, t := range e.s.Stats().Tiers {
+			if t.Tier == block.G3 && t.Admission != nil {
+				return t.Admission.Budgets
+			}
+		}
+		return nil
+	}
+	e.is(e.s.SetWriteBudget(block.WriteBudget{}), block.ErrInvalid)
+	e.is(e.s.SetWriteBudget(block.WriteBudget{Tier: block.G2, Bytes: 1 << 40}), block.ErrInvalid)
+	e.is(e.s.SetWriteBudget(block.WriteBudget{Tier: block.G4, Bytes: 1 << 40}), block.ErrUnavailable)
+	all := block.WriteBudget{Tier: block.G3, Bytes: 24 << 40}
+	some := block.WriteBudget{Tier: block.G3, Namespaces: "team-*", Bytes: 24 << 30}
+	if len(e.s.Policies()) == 1 {
+		e.is(e.s.SetWriteBudget(all), block.ErrUnavailable)
+		return
+	}
+	e.ok(e.s.SetWriteBudget(all))
+	e.ok(e.s.SetWriteBudget(some))
+	if b := budgets(); len(b) != 2 || b[0].WriteBudget != all || b[1].WriteBudget != some || b[1].AvailableBytes != 512<<20 {
+		e.Fatalf("budgets %+v", b)
+	}
+	some.Bytes = 6 << 30
+	e.ok(e.s.SetWriteBudget(some))
+	if b := budgets(); len(b) != 2 || b[1].WriteBudget != some || b[1].AvailableBytes != 256<<20 {
+		e.Fatalf("budgets %+v after a change to one that has less room", b)
+	}
+	e.is(e.s.SetWriteBudget(block.WriteBudget{Tier: block.G3, Bytes: 1}), block.ErrInvalid)
+	e.is(e.s.SetWriteBudget(block.WriteBudget{Tier: block.G3, Bytes: -1}), block.ErrInvalid)
+	e.is(e.s.SetWriteBudget(block.WriteBudget{Tier: block.G3, Bytes: 24 << 40, Requests: 1 << 20}), block.ErrInvalid)
+	e.is(e.s.SetWriteBudget(block.WriteBudget{Tier: block.G3, Namespaces: "[", Bytes: 24 << 40}), block.ErrInvalid)
+	all.Bytes, some.Bytes = 0, 0
+	e.ok(e.s.SetWriteBudget(all))
+	if b := budgets(); len(b) != 1 || b[0].Namespaces != "team-*" {
+		e.Fatalf("budgets %+v after one was taken away", b)
+	}
+	e.ok(e.s.SetWriteBudget(some))
+	if b := budgets(); b != nil {
+		e.Fatalf("budgets %+v after all were taken away", b)
+	}
+}

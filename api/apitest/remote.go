@@ -262,6 +262,10 @@ func (r *remote) SetPolicy(ctx context.Context, tier block.TierID, name string) 
 	return r.c.SetPolicy(ctx, tier, name)
 }
 
+func (r *remote) SetWriteBudget(b block.WriteBudget) error {
+	return r.c.SetWriteBudget(context.Background(), b)
+}
+
 func (r *remote) putBlocks(ctx context.Context, ns block.NamespaceID, hashLen int, items []api.PutItem, o api.PutOptions) ([]api.PutResult, error) {
 	return r.c.Put(ctx, handle(ns, hashLen), items, o)
 }

@@ -94,6 +94,7 @@ var cases = []struct {
 	{"PinLimit", testPinLimit},
 	{"Scrub", testScrub},
 	{"Policies", testPolicies},
+	{"WriteBudgets", testWriteBudgets},
 	{"Stats", testStats},
 	{"StatsOfEvents", testStatsOfEvents},
 	{"StatsOfHealth", testStatsOfHealth},
@@ -117,6 +118,7 @@ type subject interface {
 	StopScrub()
 	Policies() []block.TierPolicy
 	SetPolicy(ctx context.Context, tier block.TierID, name string) error
+	SetWriteBudget(b block.WriteBudget) error
 
 	putBlocks(ctx context.Context, ns block.NamespaceID, hashLen int, items []api.PutItem, o api.PutOptions) ([]api.PutResult, error)
 }

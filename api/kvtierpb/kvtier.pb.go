@@ -3903,7 +3903,7 @@ type TierStats struct {
 	Policy        string                 `protobuf:"bytes,18,opt,name=policy,proto3" json:"policy,omitempty"`                            // that decides what leaves
 	BehindMs      int64                  `protobuf:"varint,19,opt,name=behind_ms,json=behindMs,proto3" json:"behind_ms,omitempty"`       // how long used has been above high although it should not; 0: eviction keeps up
 	FellBehind    int64                  `protobuf:"varint,20,opt,name=fell_behind,json=fellBehind,proto3" json:"fell_behind,omitempty"` // how often that began
-	Admission     *AdmissionStats        `protobuf:"bytes,21,opt,name=admission,proto3" json:"admission,omitempty"`                      // absent: all that leaves the tier above is written
+	Admission     *AdmissionStats        `protobuf:"bytes,21,opt,name=admission,proto3" json:"admission,omitempty"`                      // absent: there is no write budget, and all that leaves the tier above is written
 	Curves        []*Curve               `protobuf:"bytes,22,rep,name=curves,proto3" json:"curves,omitempty"`
 	Uploads       *UploadStats           `protobuf:"bytes,30,opt,name=uploads,proto3" json:"uploads,omitempty"` // of the object tier
 	unknownFields protoimpl.UnknownFields
@@ -4261,10 +4261,9 @@ func (x *Curve) GetHits() int64 {
 // the tier above and were in no other. Counters are since the start.
 type AdmissionStats struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Budget        int64                  `protobuf:"varint,1,opt,name=budget,proto3" json:"budget,omitempty"`                                                                               // bytes that may be written to the tier in a day
-	Available     int64                  `protobuf:"varint,2,opt,name=available,proto3" json:"available,omitempty"`                                                                         // bytes that may be written now; below 0 when others have overdrawn
 	Admitted      int64                  `protobuf:"varint,3,opt,name=admitted,proto3" json:"admitted,omitempty"`                                                                           // blocks
-	Rejected      map[string]int64       `protobuf:"bytes,4,rep,name=rejected,proto3" json:"rejected,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"` // blocks that were dropped, by reason: no_room, tail, used_once, over_budget
+	Rejected      map[string]int64       `protobuf:"bytes,4,rep,name=rejected,proto3" json:"rejected,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"` // blocks that were turned away, by reason: no_room, tail, used_once, over_budget, not_worth
+	Budgets       []*WriteBudget         `protobuf:"bytes,5,rep,name=budgets,proto3" json:"budgets,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4299,20 +4298,6 @@ func (*AdmissionStats) Descriptor() ([]byte, []int) {
 	return file_kvtier_proto_rawDescGZIP(), []int{55}
 }
 
-func (x *AdmissionStats) GetBudget() int64 {
-	if x != nil {
-		return x.Budget
-	}
-	return 0
-}
-
-func (x *AdmissionStats) GetAvailable() int64 {
-	if x != nil {
-		return x.Available
-	}
-	return 0
-}
-
 func (x *AdmissionStats) GetAdmitted() int64 {
 	if x != nil {
 		return x.Admitted
@@ -4325,6 +4310,100 @@ func (x *AdmissionStats) GetRejected() map[string]int64 {
 		return x.Rejected
 	}
 	return nil
+}
+
+func (x *AdmissionStats) GetBudgets() []*WriteBudget {
+	if x != nil {
+		return x.Budgets
+	}
+	return nil
+}
+
+// WriteBudget bounds what may be written to a tier in a day for blocks that leave the
+// tier above. What is written in any case is paid from it, too. 0 is no bound.
+type WriteBudget struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	Tier       Tier                   `protobuf:"varint,1,opt,name=tier,proto3,enum=kvtier.v1.Tier" json:"tier,omitempty"` // G3 or G4
+	Namespaces string                 `protobuf:"bytes,2,opt,name=namespaces,proto3" json:"namespaces,omitempty"`          // a glob over their names, whose first match counts; empty: all, and beside those
+	Bytes      int64                  `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	Requests   int64                  `protobuf:"varint,4,opt,name=requests,proto3" json:"requests,omitempty"` // that write objects, of G4
+	// Only in answers: what may be written now; below 0 when others have overdrawn.
+	AvailableBytes    int64 `protobuf:"varint,5,opt,name=available_bytes,json=availableBytes,proto3" json:"available_bytes,omitempty"`
+	AvailableRequests int64 `protobuf:"varint,6,opt,name=available_requests,json=availableRequests,proto3" json:"available_requests,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *WriteBudget) Reset() {
+	*x = WriteBudget{}
+	mi := &file_kvtier_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WriteBudget) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WriteBudget) ProtoMessage() {}
+
+func (x *WriteBudget) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WriteBudget.ProtoReflect.Descriptor instead.
+func (*WriteBudget) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *WriteBudget) GetTier() Tier {
+	if x != nil {
+		return x.Tier
+	}
+	return Tier_TIER_NONE
+}
+
+func (x *WriteBudget) GetNamespaces() string {
+	if x != nil {
+		return x.Namespaces
+	}
+	return ""
+}
+
+func (x *WriteBudget) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *WriteBudget) GetRequests() int64 {
+	if x != nil {
+		return x.Requests
+	}
+	return 0
+}
+
+func (x *WriteBudget) GetAvailableBytes() int64 {
+	if x != nil {
+		return x.AvailableBytes
+	}
+	return 0
+}
+
+func (x *WriteBudget) GetAvailableRequests() int64 {
+	if x != nil {
+		return x.AvailableRequests
+	}
+	return 0
 }
 
 // PrefetchStats counts blocks of prefetches.
@@ -4340,7 +4419,7 @@ type PrefetchStats struct {
 
 func (x *PrefetchStats) Reset() {
 	*x = PrefetchStats{}
-	mi := &file_kvtier_proto_msgTypes[56]
+	mi := &file_kvtier_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4352,7 +4431,7 @@ func (x *PrefetchStats) String() string {
 func (*PrefetchStats) ProtoMessage() {}
 
 func (x *PrefetchStats) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[56]
+	mi := &file_kvtier_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4365,7 +4444,7 @@ func (x *PrefetchStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefetchStats.ProtoReflect.Descriptor instead.
 func (*PrefetchStats) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{56}
+	return file_kvtier_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *PrefetchStats) GetQueued() int64 {
@@ -4409,7 +4488,7 @@ type CatalogStats struct {
 
 func (x *CatalogStats) Reset() {
 	*x = CatalogStats{}
-	mi := &file_kvtier_proto_msgTypes[57]
+	mi := &file_kvtier_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4421,7 +4500,7 @@ func (x *CatalogStats) String() string {
 func (*CatalogStats) ProtoMessage() {}
 
 func (x *CatalogStats) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[57]
+	mi := &file_kvtier_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4434,7 +4513,7 @@ func (x *CatalogStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CatalogStats.ProtoReflect.Descriptor instead.
 func (*CatalogStats) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{57}
+	return file_kvtier_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *CatalogStats) GetState() string {
@@ -4496,7 +4575,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_kvtier_proto_msgTypes[58]
+	mi := &file_kvtier_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4508,7 +4587,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[58]
+	mi := &file_kvtier_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4521,7 +4600,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{58}
+	return file_kvtier_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *StatsResponse) GetUptimeMs() int64 {
@@ -4695,7 +4774,7 @@ type NamespaceStats struct {
 
 func (x *NamespaceStats) Reset() {
 	*x = NamespaceStats{}
-	mi := &file_kvtier_proto_msgTypes[59]
+	mi := &file_kvtier_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4707,7 +4786,7 @@ func (x *NamespaceStats) String() string {
 func (*NamespaceStats) ProtoMessage() {}
 
 func (x *NamespaceStats) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[59]
+	mi := &file_kvtier_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4720,7 +4799,7 @@ func (x *NamespaceStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceStats.ProtoReflect.Descriptor instead.
 func (*NamespaceStats) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{59}
+	return file_kvtier_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *NamespaceStats) GetName() string {
@@ -4772,7 +4851,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_kvtier_proto_msgTypes[60]
+	mi := &file_kvtier_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4784,7 +4863,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[60]
+	mi := &file_kvtier_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4797,7 +4876,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{60}
+	return file_kvtier_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *WatchRequest) GetNamespace() uint32 {
@@ -4856,7 +4935,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_kvtier_proto_msgTypes[61]
+	mi := &file_kvtier_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4868,7 +4947,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[61]
+	mi := &file_kvtier_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4881,7 +4960,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{61}
+	return file_kvtier_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -4969,7 +5048,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_kvtier_proto_msgTypes[62]
+	mi := &file_kvtier_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4981,7 +5060,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[62]
+	mi := &file_kvtier_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4994,7 +5073,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{62}
+	return file_kvtier_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *WatchResponse) GetReady() bool {
@@ -5045,7 +5124,7 @@ type PinRequest struct {
 
 func (x *PinRequest) Reset() {
 	*x = PinRequest{}
-	mi := &file_kvtier_proto_msgTypes[63]
+	mi := &file_kvtier_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5057,7 +5136,7 @@ func (x *PinRequest) String() string {
 func (*PinRequest) ProtoMessage() {}
 
 func (x *PinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[63]
+	mi := &file_kvtier_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5070,7 +5149,7 @@ func (x *PinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinRequest.ProtoReflect.Descriptor instead.
 func (*PinRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{63}
+	return file_kvtier_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *PinRequest) GetNamespace() uint32 {
@@ -5113,7 +5192,7 @@ type PinResult struct {
 
 func (x *PinResult) Reset() {
 	*x = PinResult{}
-	mi := &file_kvtier_proto_msgTypes[64]
+	mi := &file_kvtier_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5125,7 +5204,7 @@ func (x *PinResult) String() string {
 func (*PinResult) ProtoMessage() {}
 
 func (x *PinResult) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[64]
+	mi := &file_kvtier_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5138,7 +5217,7 @@ func (x *PinResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinResult.ProtoReflect.Descriptor instead.
 func (*PinResult) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{64}
+	return file_kvtier_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *PinResult) GetFailure() *Failure {
@@ -5158,7 +5237,7 @@ type PinResponse struct {
 
 func (x *PinResponse) Reset() {
 	*x = PinResponse{}
-	mi := &file_kvtier_proto_msgTypes[65]
+	mi := &file_kvtier_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5170,7 +5249,7 @@ func (x *PinResponse) String() string {
 func (*PinResponse) ProtoMessage() {}
 
 func (x *PinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[65]
+	mi := &file_kvtier_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5183,7 +5262,7 @@ func (x *PinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinResponse.ProtoReflect.Descriptor instead.
 func (*PinResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{65}
+	return file_kvtier_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *PinResponse) GetResults() []*PinResult {
@@ -5206,7 +5285,7 @@ type UnpinRequest struct {
 
 func (x *UnpinRequest) Reset() {
 	*x = UnpinRequest{}
-	mi := &file_kvtier_proto_msgTypes[66]
+	mi := &file_kvtier_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5218,7 +5297,7 @@ func (x *UnpinRequest) String() string {
 func (*UnpinRequest) ProtoMessage() {}
 
 func (x *UnpinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[66]
+	mi := &file_kvtier_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5231,7 +5310,7 @@ func (x *UnpinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinRequest.ProtoReflect.Descriptor instead.
 func (*UnpinRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{66}
+	return file_kvtier_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *UnpinRequest) GetNamespace() uint32 {
@@ -5272,7 +5351,7 @@ type UnpinResponse struct {
 
 func (x *UnpinResponse) Reset() {
 	*x = UnpinResponse{}
-	mi := &file_kvtier_proto_msgTypes[67]
+	mi := &file_kvtier_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5284,7 +5363,7 @@ func (x *UnpinResponse) String() string {
 func (*UnpinResponse) ProtoMessage() {}
 
 func (x *UnpinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[67]
+	mi := &file_kvtier_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5297,7 +5376,7 @@ func (x *UnpinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinResponse.ProtoReflect.Descriptor instead.
 func (*UnpinResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{67}
+	return file_kvtier_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *UnpinResponse) GetUnpinned() uint32 {
@@ -5318,7 +5397,7 @@ type StartScrubRequest struct {
 
 func (x *StartScrubRequest) Reset() {
 	*x = StartScrubRequest{}
-	mi := &file_kvtier_proto_msgTypes[68]
+	mi := &file_kvtier_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5330,7 +5409,7 @@ func (x *StartScrubRequest) String() string {
 func (*StartScrubRequest) ProtoMessage() {}
 
 func (x *StartScrubRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[68]
+	mi := &file_kvtier_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5343,7 +5422,7 @@ func (x *StartScrubRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartScrubRequest.ProtoReflect.Descriptor instead.
 func (*StartScrubRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{68}
+	return file_kvtier_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *StartScrubRequest) GetBytesPerSecond() int64 {
@@ -5369,7 +5448,7 @@ type StopScrubRequest struct {
 
 func (x *StopScrubRequest) Reset() {
 	*x = StopScrubRequest{}
-	mi := &file_kvtier_proto_msgTypes[69]
+	mi := &file_kvtier_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5381,7 +5460,7 @@ func (x *StopScrubRequest) String() string {
 func (*StopScrubRequest) ProtoMessage() {}
 
 func (x *StopScrubRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[69]
+	mi := &file_kvtier_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5394,7 +5473,7 @@ func (x *StopScrubRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopScrubRequest.ProtoReflect.Descriptor instead.
 func (*StopScrubRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{69}
+	return file_kvtier_proto_rawDescGZIP(), []int{70}
 }
 
 // ScrubStatus tells how far a scrub is, or how the last one ended. Its counters
@@ -5418,7 +5497,7 @@ type ScrubStatus struct {
 
 func (x *ScrubStatus) Reset() {
 	*x = ScrubStatus{}
-	mi := &file_kvtier_proto_msgTypes[70]
+	mi := &file_kvtier_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5430,7 +5509,7 @@ func (x *ScrubStatus) String() string {
 func (*ScrubStatus) ProtoMessage() {}
 
 func (x *ScrubStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[70]
+	mi := &file_kvtier_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5443,7 +5522,7 @@ func (x *ScrubStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubStatus.ProtoReflect.Descriptor instead.
 func (*ScrubStatus) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{70}
+	return file_kvtier_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ScrubStatus) GetState() ScrubState {
@@ -5532,7 +5611,7 @@ type ListSessionsRequest struct {
 
 func (x *ListSessionsRequest) Reset() {
 	*x = ListSessionsRequest{}
-	mi := &file_kvtier_proto_msgTypes[71]
+	mi := &file_kvtier_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5544,7 +5623,7 @@ func (x *ListSessionsRequest) String() string {
 func (*ListSessionsRequest) ProtoMessage() {}
 
 func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[71]
+	mi := &file_kvtier_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5557,7 +5636,7 @@ func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{71}
+	return file_kvtier_proto_rawDescGZIP(), []int{72}
 }
 
 // ListSessionsResponse lists sessions.
@@ -5570,7 +5649,7 @@ type ListSessionsResponse struct {
 
 func (x *ListSessionsResponse) Reset() {
 	*x = ListSessionsResponse{}
-	mi := &file_kvtier_proto_msgTypes[72]
+	mi := &file_kvtier_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5582,7 +5661,7 @@ func (x *ListSessionsResponse) String() string {
 func (*ListSessionsResponse) ProtoMessage() {}
 
 func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[72]
+	mi := &file_kvtier_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5595,7 +5674,7 @@ func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{72}
+	return file_kvtier_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *ListSessionsResponse) GetSessions() []*SessionInfo {
@@ -5632,7 +5711,7 @@ type SessionInfo struct {
 
 func (x *SessionInfo) Reset() {
 	*x = SessionInfo{}
-	mi := &file_kvtier_proto_msgTypes[73]
+	mi := &file_kvtier_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5644,7 +5723,7 @@ func (x *SessionInfo) String() string {
 func (*SessionInfo) ProtoMessage() {}
 
 func (x *SessionInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[73]
+	mi := &file_kvtier_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5657,7 +5736,7 @@ func (x *SessionInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionInfo.ProtoReflect.Descriptor instead.
 func (*SessionInfo) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{73}
+	return file_kvtier_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *SessionInfo) GetId() uint64 {
@@ -5803,7 +5882,7 @@ type IdentityUsage struct {
 
 func (x *IdentityUsage) Reset() {
 	*x = IdentityUsage{}
-	mi := &file_kvtier_proto_msgTypes[74]
+	mi := &file_kvtier_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5815,7 +5894,7 @@ func (x *IdentityUsage) String() string {
 func (*IdentityUsage) ProtoMessage() {}
 
 func (x *IdentityUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[74]
+	mi := &file_kvtier_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5828,7 +5907,7 @@ func (x *IdentityUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdentityUsage.ProtoReflect.Descriptor instead.
 func (*IdentityUsage) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{74}
+	return file_kvtier_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *IdentityUsage) GetSessions() uint32 {
@@ -5889,7 +5968,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_kvtier_proto_msgTypes[75]
+	mi := &file_kvtier_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5901,7 +5980,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[75]
+	mi := &file_kvtier_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5914,7 +5993,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{75}
+	return file_kvtier_proto_rawDescGZIP(), []int{76}
 }
 
 // TierPolicy is what decides which blocks leave a tier first.
@@ -5930,7 +6009,7 @@ type TierPolicy struct {
 
 func (x *TierPolicy) Reset() {
 	*x = TierPolicy{}
-	mi := &file_kvtier_proto_msgTypes[76]
+	mi := &file_kvtier_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5942,7 +6021,7 @@ func (x *TierPolicy) String() string {
 func (*TierPolicy) ProtoMessage() {}
 
 func (x *TierPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[76]
+	mi := &file_kvtier_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5955,7 +6034,7 @@ func (x *TierPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TierPolicy.ProtoReflect.Descriptor instead.
 func (*TierPolicy) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{76}
+	return file_kvtier_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *TierPolicy) GetTier() Tier {
@@ -5996,7 +6075,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_kvtier_proto_msgTypes[77]
+	mi := &file_kvtier_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6008,7 +6087,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[77]
+	mi := &file_kvtier_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6021,7 +6100,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{77}
+	return file_kvtier_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ListPoliciesResponse) GetTiers() []*TierPolicy {
@@ -6042,7 +6121,7 @@ type SetPolicyRequest struct {
 
 func (x *SetPolicyRequest) Reset() {
 	*x = SetPolicyRequest{}
-	mi := &file_kvtier_proto_msgTypes[78]
+	mi := &file_kvtier_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6054,7 +6133,7 @@ func (x *SetPolicyRequest) String() string {
 func (*SetPolicyRequest) ProtoMessage() {}
 
 func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[78]
+	mi := &file_kvtier_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6067,7 +6146,7 @@ func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*SetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{78}
+	return file_kvtier_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *SetPolicyRequest) GetTier() Tier {
@@ -6093,7 +6172,7 @@ type SetPolicyResponse struct {
 
 func (x *SetPolicyResponse) Reset() {
 	*x = SetPolicyResponse{}
-	mi := &file_kvtier_proto_msgTypes[79]
+	mi := &file_kvtier_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6105,7 +6184,7 @@ func (x *SetPolicyResponse) String() string {
 func (*SetPolicyResponse) ProtoMessage() {}
 
 func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[79]
+	mi := &file_kvtier_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6118,7 +6197,7 @@ func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*SetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{79}
+	return file_kvtier_proto_rawDescGZIP(), []int{80}
 }
 
 // ObjectSweep tells how far the sweep of a bucket is, or how the last one ended. Its
@@ -6144,7 +6223,7 @@ type ObjectSweep struct {
 
 func (x *ObjectSweep) Reset() {
 	*x = ObjectSweep{}
-	mi := &file_kvtier_proto_msgTypes[80]
+	mi := &file_kvtier_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6156,7 +6235,7 @@ func (x *ObjectSweep) String() string {
 func (*ObjectSweep) ProtoMessage() {}
 
 func (x *ObjectSweep) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[80]
+	mi := &file_kvtier_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6169,7 +6248,7 @@ func (x *ObjectSweep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectSweep.ProtoReflect.Descriptor instead.
 func (*ObjectSweep) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{80}
+	return file_kvtier_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ObjectSweep) GetBucket() string {
@@ -6272,7 +6351,7 @@ type SweepObjectsRequest struct {
 
 func (x *SweepObjectsRequest) Reset() {
 	*x = SweepObjectsRequest{}
-	mi := &file_kvtier_proto_msgTypes[81]
+	mi := &file_kvtier_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6284,7 +6363,7 @@ func (x *SweepObjectsRequest) String() string {
 func (*SweepObjectsRequest) ProtoMessage() {}
 
 func (x *SweepObjectsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[81]
+	mi := &file_kvtier_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6297,7 +6376,7 @@ func (x *SweepObjectsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SweepObjectsRequest.ProtoReflect.Descriptor instead.
 func (*SweepObjectsRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{81}
+	return file_kvtier_proto_rawDescGZIP(), []int{82}
 }
 
 // ImportObjectsRequest is empty.
@@ -6309,7 +6388,7 @@ type ImportObjectsRequest struct {
 
 func (x *ImportObjectsRequest) Reset() {
 	*x = ImportObjectsRequest{}
-	mi := &file_kvtier_proto_msgTypes[82]
+	mi := &file_kvtier_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6321,7 +6400,7 @@ func (x *ImportObjectsRequest) String() string {
 func (*ImportObjectsRequest) ProtoMessage() {}
 
 func (x *ImportObjectsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[82]
+	mi := &file_kvtier_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6334,7 +6413,7 @@ func (x *ImportObjectsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportObjectsRequest.ProtoReflect.Descriptor instead.
 func (*ImportObjectsRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{82}
+	return file_kvtier_proto_rawDescGZIP(), []int{83}
 }
 
 // ObjectImport tells how far the import of a bucket is.
@@ -6357,7 +6436,7 @@ type ObjectImport struct {
 
 func (x *ObjectImport) Reset() {
 	*x = ObjectImport{}
-	mi := &file_kvtier_proto_msgTypes[83]
+	mi := &file_kvtier_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6369,7 +6448,7 @@ func (x *ObjectImport) String() string {
 func (*ObjectImport) ProtoMessage() {}
 
 func (x *ObjectImport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[83]
+	mi := &file_kvtier_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6382,7 +6461,7 @@ func (x *ObjectImport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectImport.ProtoReflect.Descriptor instead.
 func (*ObjectImport) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{83}
+	return file_kvtier_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *ObjectImport) GetBucket() string {
@@ -6473,7 +6552,7 @@ type ListObjectsRequest struct {
 
 func (x *ListObjectsRequest) Reset() {
 	*x = ListObjectsRequest{}
-	mi := &file_kvtier_proto_msgTypes[84]
+	mi := &file_kvtier_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6485,7 +6564,7 @@ func (x *ListObjectsRequest) String() string {
 func (*ListObjectsRequest) ProtoMessage() {}
 
 func (x *ListObjectsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[84]
+	mi := &file_kvtier_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6498,7 +6577,7 @@ func (x *ListObjectsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListObjectsRequest.ProtoReflect.Descriptor instead.
 func (*ListObjectsRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{84}
+	return file_kvtier_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ListObjectsRequest) GetCursor() string {
@@ -6533,7 +6612,7 @@ type ObjectInfo struct {
 
 func (x *ObjectInfo) Reset() {
 	*x = ObjectInfo{}
-	mi := &file_kvtier_proto_msgTypes[85]
+	mi := &file_kvtier_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6545,7 +6624,7 @@ func (x *ObjectInfo) String() string {
 func (*ObjectInfo) ProtoMessage() {}
 
 func (x *ObjectInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[85]
+	mi := &file_kvtier_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6558,7 +6637,7 @@ func (x *ObjectInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectInfo.ProtoReflect.Descriptor instead.
 func (*ObjectInfo) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{85}
+	return file_kvtier_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ObjectInfo) GetBucket() string {
@@ -6635,7 +6714,7 @@ type ListObjectsResponse struct {
 
 func (x *ListObjectsResponse) Reset() {
 	*x = ListObjectsResponse{}
-	mi := &file_kvtier_proto_msgTypes[86]
+	mi := &file_kvtier_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6647,7 +6726,7 @@ func (x *ListObjectsResponse) String() string {
 func (*ListObjectsResponse) ProtoMessage() {}
 
 func (x *ListObjectsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[86]
+	mi := &file_kvtier_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6660,7 +6739,7 @@ func (x *ListObjectsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListObjectsResponse.ProtoReflect.Descriptor instead.
 func (*ListObjectsResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{86}
+	return file_kvtier_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *ListObjectsResponse) GetObjects() []*ObjectInfo {
@@ -6686,7 +6765,7 @@ type ObjectUsageRequest struct {
 
 func (x *ObjectUsageRequest) Reset() {
 	*x = ObjectUsageRequest{}
-	mi := &file_kvtier_proto_msgTypes[87]
+	mi := &file_kvtier_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6698,7 +6777,7 @@ func (x *ObjectUsageRequest) String() string {
 func (*ObjectUsageRequest) ProtoMessage() {}
 
 func (x *ObjectUsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[87]
+	mi := &file_kvtier_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6711,7 +6790,7 @@ func (x *ObjectUsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectUsageRequest.ProtoReflect.Descriptor instead.
 func (*ObjectUsageRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{87}
+	return file_kvtier_proto_rawDescGZIP(), []int{88}
 }
 
 // ObjectUsage sums up the objects of a namespace in a bucket.
@@ -6730,7 +6809,7 @@ type ObjectUsage struct {
 
 func (x *ObjectUsage) Reset() {
 	*x = ObjectUsage{}
-	mi := &file_kvtier_proto_msgTypes[88]
+	mi := &file_kvtier_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6742,7 +6821,7 @@ func (x *ObjectUsage) String() string {
 func (*ObjectUsage) ProtoMessage() {}
 
 func (x *ObjectUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[88]
+	mi := &file_kvtier_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6755,7 +6834,7 @@ func (x *ObjectUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectUsage.ProtoReflect.Descriptor instead.
 func (*ObjectUsage) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{88}
+	return file_kvtier_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *ObjectUsage) GetBucket() string {
@@ -6817,7 +6896,7 @@ type ObjectUsageResponse struct {
 
 func (x *ObjectUsageResponse) Reset() {
 	*x = ObjectUsageResponse{}
-	mi := &file_kvtier_proto_msgTypes[89]
+	mi := &file_kvtier_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6829,7 +6908,7 @@ func (x *ObjectUsageResponse) String() string {
 func (*ObjectUsageResponse) ProtoMessage() {}
 
 func (x *ObjectUsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[89]
+	mi := &file_kvtier_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6842,7 +6921,7 @@ func (x *ObjectUsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectUsageResponse.ProtoReflect.Descriptor instead.
 func (*ObjectUsageResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{89}
+	return file_kvtier_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ObjectUsageResponse) GetUsage() []*ObjectUsage {
@@ -6850,6 +6929,89 @@ func (x *ObjectUsageResponse) GetUsage() []*ObjectUsage {
 		return x.Usage
 	}
 	return nil
+}
+
+// SetWriteBudgetRequest has the budget that takes the place of that of the same tier and
+// namespaces. One without a bound takes it away.
+type SetWriteBudgetRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Budget        *WriteBudget           `protobuf:"bytes,1,opt,name=budget,proto3" json:"budget,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetWriteBudgetRequest) Reset() {
+	*x = SetWriteBudgetRequest{}
+	mi := &file_kvtier_proto_msgTypes[91]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetWriteBudgetRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetWriteBudgetRequest) ProtoMessage() {}
+
+func (x *SetWriteBudgetRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[91]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetWriteBudgetRequest.ProtoReflect.Descriptor instead.
+func (*SetWriteBudgetRequest) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{91}
+}
+
+func (x *SetWriteBudgetRequest) GetBudget() *WriteBudget {
+	if x != nil {
+		return x.Budget
+	}
+	return nil
+}
+
+// SetWriteBudgetResponse is empty.
+type SetWriteBudgetResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetWriteBudgetResponse) Reset() {
+	*x = SetWriteBudgetResponse{}
+	mi := &file_kvtier_proto_msgTypes[92]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetWriteBudgetResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetWriteBudgetResponse) ProtoMessage() {}
+
+func (x *SetWriteBudgetResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[92]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetWriteBudgetResponse.ProtoReflect.Descriptor instead.
+func (*SetWriteBudgetResponse) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{92}
 }
 
 var File_kvtier_proto protoreflect.FileDescriptor
@@ -7148,15 +7310,23 @@ const file_kvtier_proto_rawDesc = "" +
 	"\x06policy\x18\x01 \x01(\tR\x06policy\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x01R\x04size\x12\x14\n" +
 	"\x05asked\x18\x03 \x01(\x03R\x05asked\x12\x12\n" +
-	"\x04hits\x18\x04 \x01(\x03R\x04hits\"\xe4\x01\n" +
-	"\x0eAdmissionStats\x12\x16\n" +
-	"\x06budget\x18\x01 \x01(\x03R\x06budget\x12\x1c\n" +
-	"\tavailable\x18\x02 \x01(\x03R\tavailable\x12\x1a\n" +
+	"\x04hits\x18\x04 \x01(\x03R\x04hits\"\xec\x01\n" +
+	"\x0eAdmissionStats\x12\x1a\n" +
 	"\badmitted\x18\x03 \x01(\x03R\badmitted\x12C\n" +
-	"\brejected\x18\x04 \x03(\v2'.kvtier.v1.AdmissionStats.RejectedEntryR\brejected\x1a;\n" +
+	"\brejected\x18\x04 \x03(\v2'.kvtier.v1.AdmissionStats.RejectedEntryR\brejected\x120\n" +
+	"\abudgets\x18\x05 \x03(\v2\x16.kvtier.v1.WriteBudgetR\abudgets\x1a;\n" +
 	"\rRejectedEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"s\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01J\x04\b\x01\x10\x02J\x04\b\x02\x10\x03\"\xdc\x01\n" +
+	"\vWriteBudget\x12#\n" +
+	"\x04tier\x18\x01 \x01(\x0e2\x0f.kvtier.v1.TierR\x04tier\x12\x1e\n" +
+	"\n" +
+	"namespaces\x18\x02 \x01(\tR\n" +
+	"namespaces\x12\x14\n" +
+	"\x05bytes\x18\x03 \x01(\x03R\x05bytes\x12\x1a\n" +
+	"\brequests\x18\x04 \x01(\x03R\brequests\x12'\n" +
+	"\x0favailable_bytes\x18\x05 \x01(\x03R\x0eavailableBytes\x12-\n" +
+	"\x12available_requests\x18\x06 \x01(\x03R\x11availableRequests\"s\n" +
 	"\rPrefetchStats\x12\x16\n" +
 	"\x06queued\x18\x01 \x01(\x03R\x06queued\x12\x12\n" +
 	"\x04done\x18\x02 \x01(\x03R\x04done\x12\x18\n" +
@@ -7375,7 +7545,10 @@ const file_kvtier_proto_rawDesc = "" +
 	"\n" +
 	"live_bytes\x18\a \x01(\x03R\tliveBytes\"C\n" +
 	"\x13ObjectUsageResponse\x12,\n" +
-	"\x05usage\x18\x01 \x03(\v2\x16.kvtier.v1.ObjectUsageR\x05usage*I\n" +
+	"\x05usage\x18\x01 \x03(\v2\x16.kvtier.v1.ObjectUsageR\x05usage\"G\n" +
+	"\x15SetWriteBudgetRequest\x12.\n" +
+	"\x06budget\x18\x01 \x01(\v2\x16.kvtier.v1.WriteBudgetR\x06budget\"\x18\n" +
+	"\x16SetWriteBudgetResponse*I\n" +
 	"\x04Tier\x12\r\n" +
 	"\tTIER_NONE\x10\x00\x12\v\n" +
 	"\aTIER_G1\x10\x01\x12\v\n" +
@@ -7438,7 +7611,7 @@ const file_kvtier_proto_rawDesc = "" +
 	"\x13SCRUB_STATE_RUNNING\x10\x01\x12\x17\n" +
 	"\x13SCRUB_STATE_STOPPED\x10\x02\x12\x14\n" +
 	"\x10SCRUB_STATE_DONE\x10\x03\x12\x16\n" +
-	"\x12SCRUB_STATE_FAILED\x10\x042\xc0\x10\n" +
+	"\x12SCRUB_STATE_FAILED\x10\x042\x97\x11\n" +
 	"\x06Kvtier\x127\n" +
 	"\x04Ping\x12\x16.kvtier.v1.PingRequest\x1a\x17.kvtier.v1.PingResponse\x12F\n" +
 	"\rOpenNamespace\x12\x1f.kvtier.v1.OpenNamespaceRequest\x1a\x14.kvtier.v1.Namespace\x12D\n" +
@@ -7472,7 +7645,8 @@ const file_kvtier_proto_rawDesc = "" +
 	"\vListObjects\x12\x1d.kvtier.v1.ListObjectsRequest\x1a\x1e.kvtier.v1.ListObjectsResponse\x12L\n" +
 	"\vObjectUsage\x12\x1d.kvtier.v1.ObjectUsageRequest\x1a\x1e.kvtier.v1.ObjectUsageResponse\x12H\n" +
 	"\fSweepObjects\x12\x1e.kvtier.v1.SweepObjectsRequest\x1a\x16.kvtier.v1.ObjectSweep0\x01\x12K\n" +
-	"\rImportObjects\x12\x1f.kvtier.v1.ImportObjectsRequest\x1a\x17.kvtier.v1.ObjectImport0\x01B'Z%github.com/kvtier/kvtier/api/kvtierpbb\x06proto3"
+	"\rImportObjects\x12\x1f.kvtier.v1.ImportObjectsRequest\x1a\x17.kvtier.v1.ObjectImport0\x01\x12U\n" +
+	"\x0eSetWriteBudget\x12 .kvtier.v1.SetWriteBudgetRequest\x1a!.kvtier.v1.SetWriteBudgetResponseB'Z%github.com/kvtier/kvtier/api/kvtierpbb\x06proto3"
 
 var (
 	file_kvtier_proto_rawDescOnce sync.Once
@@ -7487,7 +7661,7 @@ func file_kvtier_proto_rawDescGZIP() []byte {
 }
 
 var file_kvtier_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_kvtier_proto_msgTypes = make([]protoimpl.MessageInfo, 94)
+var file_kvtier_proto_msgTypes = make([]protoimpl.MessageInfo, 97)
 var file_kvtier_proto_goTypes = []any{
 	(Tier)(0),                      // 0: kvtier.v1.Tier
 	(MissReason)(0),                // 1: kvtier.v1.MissReason
@@ -7552,44 +7726,47 @@ var file_kvtier_proto_goTypes = []any{
 	(*UploadStats)(nil),            // 60: kvtier.v1.UploadStats
 	(*Curve)(nil),                  // 61: kvtier.v1.Curve
 	(*AdmissionStats)(nil),         // 62: kvtier.v1.AdmissionStats
-	(*PrefetchStats)(nil),          // 63: kvtier.v1.PrefetchStats
-	(*CatalogStats)(nil),           // 64: kvtier.v1.CatalogStats
-	(*StatsResponse)(nil),          // 65: kvtier.v1.StatsResponse
-	(*NamespaceStats)(nil),         // 66: kvtier.v1.NamespaceStats
-	(*WatchRequest)(nil),           // 67: kvtier.v1.WatchRequest
-	(*Event)(nil),                  // 68: kvtier.v1.Event
-	(*WatchResponse)(nil),          // 69: kvtier.v1.WatchResponse
-	(*PinRequest)(nil),             // 70: kvtier.v1.PinRequest
-	(*PinResult)(nil),              // 71: kvtier.v1.PinResult
-	(*PinResponse)(nil),            // 72: kvtier.v1.PinResponse
-	(*UnpinRequest)(nil),           // 73: kvtier.v1.UnpinRequest
-	(*UnpinResponse)(nil),          // 74: kvtier.v1.UnpinResponse
-	(*StartScrubRequest)(nil),      // 75: kvtier.v1.StartScrubRequest
-	(*StopScrubRequest)(nil),       // 76: kvtier.v1.StopScrubRequest
-	(*ScrubStatus)(nil),            // 77: kvtier.v1.ScrubStatus
-	(*ListSessionsRequest)(nil),    // 78: kvtier.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil),   // 79: kvtier.v1.ListSessionsResponse
-	(*SessionInfo)(nil),            // 80: kvtier.v1.SessionInfo
-	(*IdentityUsage)(nil),          // 81: kvtier.v1.IdentityUsage
-	(*ListPoliciesRequest)(nil),    // 82: kvtier.v1.ListPoliciesRequest
-	(*TierPolicy)(nil),             // 83: kvtier.v1.TierPolicy
-	(*ListPoliciesResponse)(nil),   // 84: kvtier.v1.ListPoliciesResponse
-	(*SetPolicyRequest)(nil),       // 85: kvtier.v1.SetPolicyRequest
-	(*SetPolicyResponse)(nil),      // 86: kvtier.v1.SetPolicyResponse
-	(*ObjectSweep)(nil),            // 87: kvtier.v1.ObjectSweep
-	(*SweepObjectsRequest)(nil),    // 88: kvtier.v1.SweepObjectsRequest
-	(*ImportObjectsRequest)(nil),   // 89: kvtier.v1.ImportObjectsRequest
-	(*ObjectImport)(nil),           // 90: kvtier.v1.ObjectImport
-	(*ListObjectsRequest)(nil),     // 91: kvtier.v1.ListObjectsRequest
-	(*ObjectInfo)(nil),             // 92: kvtier.v1.ObjectInfo
-	(*ListObjectsResponse)(nil),    // 93: kvtier.v1.ListObjectsResponse
-	(*ObjectUsageRequest)(nil),     // 94: kvtier.v1.ObjectUsageRequest
-	(*ObjectUsage)(nil),            // 95: kvtier.v1.ObjectUsage
-	(*ObjectUsageResponse)(nil),    // 96: kvtier.v1.ObjectUsageResponse
-	nil,                            // 97: kvtier.v1.AdmissionStats.RejectedEntry
-	nil,                            // 98: kvtier.v1.StatsResponse.MissesEntry
-	nil,                            // 99: kvtier.v1.StatsResponse.RemovedEntry
-	nil,                            // 100: kvtier.v1.NamespaceStats.MissesEntry
+	(*WriteBudget)(nil),            // 63: kvtier.v1.WriteBudget
+	(*PrefetchStats)(nil),          // 64: kvtier.v1.PrefetchStats
+	(*CatalogStats)(nil),           // 65: kvtier.v1.CatalogStats
+	(*StatsResponse)(nil),          // 66: kvtier.v1.StatsResponse
+	(*NamespaceStats)(nil),         // 67: kvtier.v1.NamespaceStats
+	(*WatchRequest)(nil),           // 68: kvtier.v1.WatchRequest
+	(*Event)(nil),                  // 69: kvtier.v1.Event
+	(*WatchResponse)(nil),          // 70: kvtier.v1.WatchResponse
+	(*PinRequest)(nil),             // 71: kvtier.v1.PinRequest
+	(*PinResult)(nil),              // 72: kvtier.v1.PinResult
+	(*PinResponse)(nil),            // 73: kvtier.v1.PinResponse
+	(*UnpinRequest)(nil),           // 74: kvtier.v1.UnpinRequest
+	(*UnpinResponse)(nil),          // 75: kvtier.v1.UnpinResponse
+	(*StartScrubRequest)(nil),      // 76: kvtier.v1.StartScrubRequest
+	(*StopScrubRequest)(nil),       // 77: kvtier.v1.StopScrubRequest
+	(*ScrubStatus)(nil),            // 78: kvtier.v1.ScrubStatus
+	(*ListSessionsRequest)(nil),    // 79: kvtier.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),   // 80: kvtier.v1.ListSessionsResponse
+	(*SessionInfo)(nil),            // 81: kvtier.v1.SessionInfo
+	(*IdentityUsage)(nil),          // 82: kvtier.v1.IdentityUsage
+	(*ListPoliciesRequest)(nil),    // 83: kvtier.v1.ListPoliciesRequest
+	(*TierPolicy)(nil),             // 84: kvtier.v1.TierPolicy
+	(*ListPoliciesResponse)(nil),   // 85: kvtier.v1.ListPoliciesResponse
+	(*SetPolicyRequest)(nil),       // 86: kvtier.v1.SetPolicyRequest
+	(*SetPolicyResponse)(nil),      // 87: kvtier.v1.SetPolicyResponse
+	(*ObjectSweep)(nil),            // 88: kvtier.v1.ObjectSweep
+	(*SweepObjectsRequest)(nil),    // 89: kvtier.v1.SweepObjectsRequest
+	(*ImportObjectsRequest)(nil),   // 90: kvtier.v1.ImportObjectsRequest
+	(*ObjectImport)(nil),           // 91: kvtier.v1.ObjectImport
+	(*ListObjectsRequest)(nil),     // 92: kvtier.v1.ListObjectsRequest
+	(*ObjectInfo)(nil),             // 93: kvtier.v1.ObjectInfo
+	(*ListObjectsResponse)(nil),    // 94: kvtier.v1.ListObjectsResponse
+	(*ObjectUsageRequest)(nil),     // 95: kvtier.v1.ObjectUsageRequest
+	(*ObjectUsage)(nil),            // 96: kvtier.v1.ObjectUsage
+	(*ObjectUsageResponse)(nil),    // 97: kvtier.v1.ObjectUsageResponse
+	(*SetWriteBudgetRequest)(nil),  // 98: kvtier.v1.SetWriteBudgetRequest
+	(*SetWriteBudgetResponse)(nil), // 99: kvtier.v1.SetWriteBudgetResponse
+	nil,                            // 100: kvtier.v1.AdmissionStats.RejectedEntry
+	nil,                            // 101: kvtier.v1.StatsResponse.MissesEntry
+	nil,                            // 102: kvtier.v1.StatsResponse.RemovedEntry
+	nil,                            // 103: kvtier.v1.NamespaceStats.MissesEntry
 }
 var file_kvtier_proto_depIdxs = []int32{
 	2,   // 0: kvtier.v1.Failure.cause:type_name -> kvtier.v1.Cause
@@ -7630,97 +7807,102 @@ var file_kvtier_proto_depIdxs = []int32{
 	62,  // 35: kvtier.v1.TierStats.admission:type_name -> kvtier.v1.AdmissionStats
 	61,  // 36: kvtier.v1.TierStats.curves:type_name -> kvtier.v1.Curve
 	60,  // 37: kvtier.v1.TierStats.uploads:type_name -> kvtier.v1.UploadStats
-	97,  // 38: kvtier.v1.AdmissionStats.rejected:type_name -> kvtier.v1.AdmissionStats.RejectedEntry
-	59,  // 39: kvtier.v1.StatsResponse.tiers:type_name -> kvtier.v1.TierStats
-	98,  // 40: kvtier.v1.StatsResponse.misses:type_name -> kvtier.v1.StatsResponse.MissesEntry
-	99,  // 41: kvtier.v1.StatsResponse.removed:type_name -> kvtier.v1.StatsResponse.RemovedEntry
-	63,  // 42: kvtier.v1.StatsResponse.prefetch:type_name -> kvtier.v1.PrefetchStats
-	77,  // 43: kvtier.v1.StatsResponse.scrub:type_name -> kvtier.v1.ScrubStatus
-	64,  // 44: kvtier.v1.StatsResponse.catalog:type_name -> kvtier.v1.CatalogStats
-	66,  // 45: kvtier.v1.StatsResponse.by_namespace:type_name -> kvtier.v1.NamespaceStats
-	87,  // 46: kvtier.v1.StatsResponse.object_sweeps:type_name -> kvtier.v1.ObjectSweep
-	100, // 47: kvtier.v1.NamespaceStats.misses:type_name -> kvtier.v1.NamespaceStats.MissesEntry
-	4,   // 48: kvtier.v1.Event.kind:type_name -> kvtier.v1.EventKind
-	0,   // 49: kvtier.v1.Event.tier:type_name -> kvtier.v1.Tier
-	5,   // 50: kvtier.v1.Event.reason:type_name -> kvtier.v1.Reason
-	68,  // 51: kvtier.v1.WatchResponse.event:type_name -> kvtier.v1.Event
-	7,   // 52: kvtier.v1.PinResult.failure:type_name -> kvtier.v1.Failure
-	71,  // 53: kvtier.v1.PinResponse.results:type_name -> kvtier.v1.PinResult
-	6,   // 54: kvtier.v1.ScrubStatus.state:type_name -> kvtier.v1.ScrubState
-	80,  // 55: kvtier.v1.ListSessionsResponse.sessions:type_name -> kvtier.v1.SessionInfo
-	81,  // 56: kvtier.v1.SessionInfo.identity_usage:type_name -> kvtier.v1.IdentityUsage
-	0,   // 57: kvtier.v1.TierPolicy.tier:type_name -> kvtier.v1.Tier
-	83,  // 58: kvtier.v1.ListPoliciesResponse.tiers:type_name -> kvtier.v1.TierPolicy
-	0,   // 59: kvtier.v1.SetPolicyRequest.tier:type_name -> kvtier.v1.Tier
-	92,  // 60: kvtier.v1.ListObjectsResponse.objects:type_name -> kvtier.v1.ObjectInfo
-	95,  // 61: kvtier.v1.ObjectUsageResponse.usage:type_name -> kvtier.v1.ObjectUsage
-	8,   // 62: kvtier.v1.Kvtier.Ping:input_type -> kvtier.v1.PingRequest
-	12,  // 63: kvtier.v1.Kvtier.OpenNamespace:input_type -> kvtier.v1.OpenNamespaceRequest
-	14,  // 64: kvtier.v1.Kvtier.GetNamespace:input_type -> kvtier.v1.GetNamespaceRequest
-	15,  // 65: kvtier.v1.Kvtier.ListNamespaces:input_type -> kvtier.v1.ListNamespacesRequest
-	18,  // 66: kvtier.v1.Kvtier.Match:input_type -> kvtier.v1.MatchRequest
-	24,  // 67: kvtier.v1.Kvtier.Locate:input_type -> kvtier.v1.LocateRequest
-	28,  // 68: kvtier.v1.Kvtier.Put:input_type -> kvtier.v1.PutRequest
-	33,  // 69: kvtier.v1.Kvtier.Get:input_type -> kvtier.v1.GetRequest
-	36,  // 70: kvtier.v1.Kvtier.Reserve:input_type -> kvtier.v1.ReserveRequest
-	39,  // 71: kvtier.v1.Kvtier.Commit:input_type -> kvtier.v1.CommitRequest
-	41,  // 72: kvtier.v1.Kvtier.Abort:input_type -> kvtier.v1.AbortRequest
-	43,  // 73: kvtier.v1.Kvtier.Prefetch:input_type -> kvtier.v1.PrefetchRequest
-	45,  // 74: kvtier.v1.Kvtier.CancelPrefetch:input_type -> kvtier.v1.CancelPrefetchRequest
-	47,  // 75: kvtier.v1.Kvtier.RenewLease:input_type -> kvtier.v1.RenewLeaseRequest
-	48,  // 76: kvtier.v1.Kvtier.ReleaseLease:input_type -> kvtier.v1.ReleaseLeaseRequest
-	50,  // 77: kvtier.v1.Kvtier.Delete:input_type -> kvtier.v1.DeleteRequest
-	52,  // 78: kvtier.v1.Kvtier.Clear:input_type -> kvtier.v1.ClearRequest
-	54,  // 79: kvtier.v1.Kvtier.List:input_type -> kvtier.v1.ListRequest
-	78,  // 80: kvtier.v1.Kvtier.ListSessions:input_type -> kvtier.v1.ListSessionsRequest
-	57,  // 81: kvtier.v1.Kvtier.Stats:input_type -> kvtier.v1.StatsRequest
-	67,  // 82: kvtier.v1.Kvtier.Watch:input_type -> kvtier.v1.WatchRequest
-	70,  // 83: kvtier.v1.Kvtier.Pin:input_type -> kvtier.v1.PinRequest
-	73,  // 84: kvtier.v1.Kvtier.Unpin:input_type -> kvtier.v1.UnpinRequest
-	75,  // 85: kvtier.v1.Kvtier.StartScrub:input_type -> kvtier.v1.StartScrubRequest
-	76,  // 86: kvtier.v1.Kvtier.StopScrub:input_type -> kvtier.v1.StopScrubRequest
-	82,  // 87: kvtier.v1.Kvtier.ListPolicies:input_type -> kvtier.v1.ListPoliciesRequest
-	85,  // 88: kvtier.v1.Kvtier.SetPolicy:input_type -> kvtier.v1.SetPolicyRequest
-	91,  // 89: kvtier.v1.Kvtier.ListObjects:input_type -> kvtier.v1.ListObjectsRequest
-	94,  // 90: kvtier.v1.Kvtier.ObjectUsage:input_type -> kvtier.v1.ObjectUsageRequest
-	88,  // 91: kvtier.v1.Kvtier.SweepObjects:input_type -> kvtier.v1.SweepObjectsRequest
-	89,  // 92: kvtier.v1.Kvtier.ImportObjects:input_type -> kvtier.v1.ImportObjectsRequest
-	9,   // 93: kvtier.v1.Kvtier.Ping:output_type -> kvtier.v1.PingResponse
-	13,  // 94: kvtier.v1.Kvtier.OpenNamespace:output_type -> kvtier.v1.Namespace
-	13,  // 95: kvtier.v1.Kvtier.GetNamespace:output_type -> kvtier.v1.Namespace
-	17,  // 96: kvtier.v1.Kvtier.ListNamespaces:output_type -> kvtier.v1.ListNamespacesResponse
-	22,  // 97: kvtier.v1.Kvtier.Match:output_type -> kvtier.v1.MatchResponse
-	27,  // 98: kvtier.v1.Kvtier.Locate:output_type -> kvtier.v1.LocateResponse
-	32,  // 99: kvtier.v1.Kvtier.Put:output_type -> kvtier.v1.PutResponse
-	34,  // 100: kvtier.v1.Kvtier.Get:output_type -> kvtier.v1.GetResponse
-	38,  // 101: kvtier.v1.Kvtier.Reserve:output_type -> kvtier.v1.ReserveResponse
-	40,  // 102: kvtier.v1.Kvtier.Commit:output_type -> kvtier.v1.CommitResponse
-	42,  // 103: kvtier.v1.Kvtier.Abort:output_type -> kvtier.v1.AbortResponse
-	44,  // 104: kvtier.v1.Kvtier.Prefetch:output_type -> kvtier.v1.PrefetchResponse
-	46,  // 105: kvtier.v1.Kvtier.CancelPrefetch:output_type -> kvtier.v1.CancelPrefetchResponse
-	23,  // 106: kvtier.v1.Kvtier.RenewLease:output_type -> kvtier.v1.Lease
-	49,  // 107: kvtier.v1.Kvtier.ReleaseLease:output_type -> kvtier.v1.ReleaseLeaseResponse
-	51,  // 108: kvtier.v1.Kvtier.Delete:output_type -> kvtier.v1.DeleteResponse
-	53,  // 109: kvtier.v1.Kvtier.Clear:output_type -> kvtier.v1.ClearResponse
-	56,  // 110: kvtier.v1.Kvtier.List:output_type -> kvtier.v1.ListResponse
-	79,  // 111: kvtier.v1.Kvtier.ListSessions:output_type -> kvtier.v1.ListSessionsResponse
-	65,  // 112: kvtier.v1.Kvtier.Stats:output_type -> kvtier.v1.StatsResponse
-	69,  // 113: kvtier.v1.Kvtier.Watch:output_type -> kvtier.v1.WatchResponse
-	72,  // 114: kvtier.v1.Kvtier.Pin:output_type -> kvtier.v1.PinResponse
-	74,  // 115: kvtier.v1.Kvtier.Unpin:output_type -> kvtier.v1.UnpinResponse
-	77,  // 116: kvtier.v1.Kvtier.StartScrub:output_type -> kvtier.v1.ScrubStatus
-	77,  // 117: kvtier.v1.Kvtier.StopScrub:output_type -> kvtier.v1.ScrubStatus
-	84,  // 118: kvtier.v1.Kvtier.ListPolicies:output_type -> kvtier.v1.ListPoliciesResponse
-	86,  // 119: kvtier.v1.Kvtier.SetPolicy:output_type -> kvtier.v1.SetPolicyResponse
-	93,  // 120: kvtier.v1.Kvtier.ListObjects:output_type -> kvtier.v1.ListObjectsResponse
-	96,  // 121: kvtier.v1.Kvtier.ObjectUsage:output_type -> kvtier.v1.ObjectUsageResponse
-	87,  // 122: kvtier.v1.Kvtier.SweepObjects:output_type -> kvtier.v1.ObjectSweep
-	90,  // 123: kvtier.v1.Kvtier.ImportObjects:output_type -> kvtier.v1.ObjectImport
-	93,  // [93:124] is the sub-list for method output_type
-	62,  // [62:93] is the sub-list for method input_type
-	62,  // [62:62] is the sub-list for extension type_name
-	62,  // [62:62] is the sub-list for extension extendee
-	0,   // [0:62] is the sub-list for field type_name
+	100, // 38: kvtier.v1.AdmissionStats.rejected:type_name -> kvtier.v1.AdmissionStats.RejectedEntry
+	63,  // 39: kvtier.v1.AdmissionStats.budgets:type_name -> kvtier.v1.WriteBudget
+	0,   // 40: kvtier.v1.WriteBudget.tier:type_name -> kvtier.v1.Tier
+	59,  // 41: kvtier.v1.StatsResponse.tiers:type_name -> kvtier.v1.TierStats
+	101, // 42: kvtier.v1.StatsResponse.misses:type_name -> kvtier.v1.StatsResponse.MissesEntry
+	102, // 43: kvtier.v1.StatsResponse.removed:type_name -> kvtier.v1.StatsResponse.RemovedEntry
+	64,  // 44: kvtier.v1.StatsResponse.prefetch:type_name -> kvtier.v1.PrefetchStats
+	78,  // 45: kvtier.v1.StatsResponse.scrub:type_name -> kvtier.v1.ScrubStatus
+	65,  // 46: kvtier.v1.StatsResponse.catalog:type_name -> kvtier.v1.CatalogStats
+	67,  // 47: kvtier.v1.StatsResponse.by_namespace:type_name -> kvtier.v1.NamespaceStats
+	88,  // 48: kvtier.v1.StatsResponse.object_sweeps:type_name -> kvtier.v1.ObjectSweep
+	103, // 49: kvtier.v1.NamespaceStats.misses:type_name -> kvtier.v1.NamespaceStats.MissesEntry
+	4,   // 50: kvtier.v1.Event.kind:type_name -> kvtier.v1.EventKind
+	0,   // 51: kvtier.v1.Event.tier:type_name -> kvtier.v1.Tier
+	5,   // 52: kvtier.v1.Event.reason:type_name -> kvtier.v1.Reason
+	69,  // 53: kvtier.v1.WatchResponse.event:type_name -> kvtier.v1.Event
+	7,   // 54: kvtier.v1.PinResult.failure:type_name -> kvtier.v1.Failure
+	72,  // 55: kvtier.v1.PinResponse.results:type_name -> kvtier.v1.PinResult
+	6,   // 56: kvtier.v1.ScrubStatus.state:type_name -> kvtier.v1.ScrubState
+	81,  // 57: kvtier.v1.ListSessionsResponse.sessions:type_name -> kvtier.v1.SessionInfo
+	82,  // 58: kvtier.v1.SessionInfo.identity_usage:type_name -> kvtier.v1.IdentityUsage
+	0,   // 59: kvtier.v1.TierPolicy.tier:type_name -> kvtier.v1.Tier
+	84,  // 60: kvtier.v1.ListPoliciesResponse.tiers:type_name -> kvtier.v1.TierPolicy
+	0,   // 61: kvtier.v1.SetPolicyRequest.tier:type_name -> kvtier.v1.Tier
+	93,  // 62: kvtier.v1.ListObjectsResponse.objects:type_name -> kvtier.v1.ObjectInfo
+	96,  // 63: kvtier.v1.ObjectUsageResponse.usage:type_name -> kvtier.v1.ObjectUsage
+	63,  // 64: kvtier.v1.SetWriteBudgetRequest.budget:type_name -> kvtier.v1.WriteBudget
+	8,   // 65: kvtier.v1.Kvtier.Ping:input_type -> kvtier.v1.PingRequest
+	12,  // 66: kvtier.v1.Kvtier.OpenNamespace:input_type -> kvtier.v1.OpenNamespaceRequest
+	14,  // 67: kvtier.v1.Kvtier.GetNamespace:input_type -> kvtier.v1.GetNamespaceRequest
+	15,  // 68: kvtier.v1.Kvtier.ListNamespaces:input_type -> kvtier.v1.ListNamespacesRequest
+	18,  // 69: kvtier.v1.Kvtier.Match:input_type -> kvtier.v1.MatchRequest
+	24,  // 70: kvtier.v1.Kvtier.Locate:input_type -> kvtier.v1.LocateRequest
+	28,  // 71: kvtier.v1.Kvtier.Put:input_type -> kvtier.v1.PutRequest
+	33,  // 72: kvtier.v1.Kvtier.Get:input_type -> kvtier.v1.GetRequest
+	36,  // 73: kvtier.v1.Kvtier.Reserve:input_type -> kvtier.v1.ReserveRequest
+	39,  // 74: kvtier.v1.Kvtier.Commit:input_type -> kvtier.v1.CommitRequest
+	41,  // 75: kvtier.v1.Kvtier.Abort:input_type -> kvtier.v1.AbortRequest
+	43,  // 76: kvtier.v1.Kvtier.Prefetch:input_type -> kvtier.v1.PrefetchRequest
+	45,  // 77: kvtier.v1.Kvtier.CancelPrefetch:input_type -> kvtier.v1.CancelPrefetchRequest
+	47,  // 78: kvtier.v1.Kvtier.RenewLease:input_type -> kvtier.v1.RenewLeaseRequest
+	48,  // 79: kvtier.v1.Kvtier.ReleaseLease:input_type -> kvtier.v1.ReleaseLeaseRequest
+	50,  // 80: kvtier.v1.Kvtier.Delete:input_type -> kvtier.v1.DeleteRequest
+	52,  // 81: kvtier.v1.Kvtier.Clear:input_type -> kvtier.v1.ClearRequest
+	54,  // 82: kvtier.v1.Kvtier.List:input_type -> kvtier.v1.ListRequest
+	79,  // 83: kvtier.v1.Kvtier.ListSessions:input_type -> kvtier.v1.ListSessionsRequest
+	57,  // 84: kvtier.v1.Kvtier.Stats:input_type -> kvtier.v1.StatsRequest
+	68,  // 85: kvtier.v1.Kvtier.Watch:input_type -> kvtier.v1.WatchRequest
+	71,  // 86: kvtier.v1.Kvtier.Pin:input_type -> kvtier.v1.PinRequest
+	74,  // 87: kvtier.v1.Kvtier.Unpin:input_type -> kvtier.v1.UnpinRequest
+	76,  // 88: kvtier.v1.Kvtier.StartScrub:input_type -> kvtier.v1.StartScrubRequest
+	77,  // 89: kvtier.v1.Kvtier.StopScrub:input_type -> kvtier.v1.StopScrubRequest
+	83,  // 90: kvtier.v1.Kvtier.ListPolicies:input_type -> kvtier.v1.ListPoliciesRequest
+	86,  // 91: kvtier.v1.Kvtier.SetPolicy:input_type -> kvtier.v1.SetPolicyRequest
+	92,  // 92: kvtier.v1.Kvtier.ListObjects:input_type -> kvtier.v1.ListObjectsRequest
+	95,  // 93: kvtier.v1.Kvtier.ObjectUsage:input_type -> kvtier.v1.ObjectUsageRequest
+	89,  // 94: kvtier.v1.Kvtier.SweepObjects:input_type -> kvtier.v1.SweepObjectsRequest
+	90,  // 95: kvtier.v1.Kvtier.ImportObjects:input_type -> kvtier.v1.ImportObjectsRequest
+	98,  // 96: kvtier.v1.Kvtier.SetWriteBudget:input_type -> kvtier.v1.SetWriteBudgetRequest
+	9,   // 97: kvtier.v1.Kvtier.Ping:output_type -> kvtier.v1.PingResponse
+	13,  // 98: kvtier.v1.Kvtier.OpenNamespace:output_type -> kvtier.v1.Namespace
+	13,  // 99: kvtier.v1.Kvtier.GetNamespace:output_type -> kvtier.v1.Namespace
+	17,  // 100: kvtier.v1.Kvtier.ListNamespaces:output_type -> kvtier.v1.ListNamespacesResponse
+	22,  // 101: kvtier.v1.Kvtier.Match:output_type -> kvtier.v1.MatchResponse
+	27,  // 102: kvtier.v1.Kvtier.Locate:output_type -> kvtier.v1.LocateResponse
+	32,  // 103: kvtier.v1.Kvtier.Put:output_type -> kvtier.v1.PutResponse
+	34,  // 104: kvtier.v1.Kvtier.Get:output_type -> kvtier.v1.GetResponse
+	38,  // 105: kvtier.v1.Kvtier.Reserve:output_type -> kvtier.v1.ReserveResponse
+	40,  // 106: kvtier.v1.Kvtier.Commit:output_type -> kvtier.v1.CommitResponse
+	42,  // 107: kvtier.v1.Kvtier.Abort:output_type -> kvtier.v1.AbortResponse
+	44,  // 108: kvtier.v1.Kvtier.Prefetch:output_type -> kvtier.v1.PrefetchResponse
+	46,  // 109: kvtier.v1.Kvtier.CancelPrefetch:output_type -> kvtier.v1.CancelPrefetchResponse
+	23,  // 110: kvtier.v1.Kvtier.RenewLease:output_type -> kvtier.v1.Lease
+	49,  // 111: kvtier.v1.Kvtier.ReleaseLease:output_type -> kvtier.v1.ReleaseLeaseResponse
+	51,  // 112: kvtier.v1.Kvtier.Delete:output_type -> kvtier.v1.DeleteResponse
+	53,  // 113: kvtier.v1.Kvtier.Clear:output_type -> kvtier.v1.ClearResponse
+	56,  // 114: kvtier.v1.Kvtier.List:output_type -> kvtier.v1.ListResponse
+	80,  // 115: kvtier.v1.Kvtier.ListSessions:output_type -> kvtier.v1.ListSessionsResponse
+	66,  // 116: kvtier.v1.Kvtier.Stats:output_type -> kvtier.v1.StatsResponse
+	70,  // 117: kvtier.v1.Kvtier.Watch:output_type -> kvtier.v1.WatchResponse
+	73,  // 118: kvtier.v1.Kvtier.Pin:output_type -> kvtier.v1.PinResponse
+	75,  // 119: kvtier.v1.Kvtier.Unpin:output_type -> kvtier.v1.UnpinResponse
+	78,  // 120: kvtier.v1.Kvtier.StartScrub:output_type -> kvtier.v1.ScrubStatus
+	78,  // 121: kvtier.v1.Kvtier.StopScrub:output_type -> kvtier.v1.ScrubStatus
+	85,  // 122: kvtier.v1.Kvtier.ListPolicies:output_type -> kvtier.v1.ListPoliciesResponse
+	87,  // 123: kvtier.v1.Kvtier.SetPolicy:output_type -> kvtier.v1.SetPolicyResponse
+	94,  // 124: kvtier.v1.Kvtier.ListObjects:output_type -> kvtier.v1.ListObjectsResponse
+	97,  // 125: kvtier.v1.Kvtier.ObjectUsage:output_type -> kvtier.v1.ObjectUsageResponse
+	88,  // 126: kvtier.v1.Kvtier.SweepObjects:output_type -> kvtier.v1.ObjectSweep
+	91,  // 127: kvtier.v1.Kvtier.ImportObjects:output_type -> kvtier.v1.ObjectImport
+	99,  // 128: kvtier.v1.Kvtier.SetWriteBudget:output_type -> kvtier.v1.SetWriteBudgetResponse
+	97,  // [97:129] is the sub-list for method output_type
+	65,  // [65:97] is the sub-list for method input_type
+	65,  // [65:65] is the sub-list for extension type_name
+	65,  // [65:65] is the sub-list for extension extendee
+	0,   // [0:65] is the sub-list for field type_name
 }
 
 func init() { file_kvtier_proto_init() }
@@ -7734,7 +7916,7 @@ func file_kvtier_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvtier_proto_rawDesc), len(file_kvtier_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   94,
+			NumMessages:   97,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

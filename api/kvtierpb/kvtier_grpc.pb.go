@@ -82,6 +82,7 @@ const (
 	Kvtier_ObjectUsage_FullMethodName    = "/kvtier.v1.Kvtier/ObjectUsage"
 	Kvtier_SweepObjects_FullMethodName   = "/kvtier.v1.Kvtier/SweepObjects"
 	Kvtier_ImportObjects_FullMethodName  = "/kvtier.v1.Kvtier/ImportObjects"
+	Kvtier_SetWriteBudget_FullMethodName = "/kvtier.v1.Kvtier/SetWriteBudget"
 )
 
 // KvtierClient is the client API for Kvtier service.
@@ -192,6 +193,10 @@ type KvtierClient interface {
 	// when the call is cancelled: what it has found until then stays. FAILED_PRECONDITION
 	// when one is running.
 	ImportObjects(ctx context.Context, in *ImportObjectsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ObjectImport], error)
+	// SetWriteBudget bounds what evictions may write to a tier, as long as the server
+	// runs. INVALID_ARGUMENT for one that cannot be, FAILED_PRECONDITION when there is no
+	// such tier.
+	SetWriteBudget(ctx context.Context, in *SetWriteBudgetRequest, opts ...grpc.CallOption) (*SetWriteBudgetResponse, error)
 }
 
 type kvtierClient struct {
@@ -560,6 +565,16 @@ func (c *kvtierClient) ImportObjects(ctx context.Context, in *ImportObjectsReque
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Kvtier_ImportObjectsClient = grpc.ServerStreamingClient[ObjectImport]
 
+func (c *kvtierClient) SetWriteBudget(ctx context.Context, in *SetWriteBudgetRequest, opts ...grpc.CallOption) (*SetWriteBudgetResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetWriteBudgetResponse)
+	err := c.cc.Invoke(ctx, Kvtier_SetWriteBudget_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // KvtierServer is the server API for Kvtier service.
 // All implementations must embed UnimplementedKvtierServer
 // for forward compatibility.
@@ -668,6 +683,10 @@ type KvtierServer interface {
 	// when the call is cancelled: what it has found until then stays. FAILED_PRECONDITION
 	// when one is running.
 	ImportObjects(*ImportObjectsRequest, grpc.ServerStreamingServer[ObjectImport]) error
+	// SetWriteBudget bounds what evictions may write to a tier, as long as the server
+	// runs. INVALID_ARGUMENT for one that cannot be, FAILED_PRECONDITION when there is no
+	// such tier.
+	SetWriteBudget(context.Context, *SetWriteBudgetRequest) (*SetWriteBudgetResponse, error)
 	mustEmbedUnimplementedKvtierServer()
 }
 
@@ -770,6 +789,9 @@ func (UnimplementedKvtierServer) SweepObjects(*SweepObjectsRequest, grpc.ServerS
 }
 func (UnimplementedKvtierServer) ImportObjects(*ImportObjectsRequest, grpc.ServerStreamingServer[ObjectImport]) error {
 	return status.Error(codes.Unimplemented, "method ImportObjects not implemented")
+}
+func (UnimplementedKvtierServer) SetWriteBudget(context.Context, *SetWriteBudgetRequest) (*SetWriteBudgetResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetWriteBudget not implemented")
 }
 func (UnimplementedKvtierServer) mustEmbedUnimplementedKvtierServer() {}
 func (UnimplementedKvtierServer) testEmbeddedByValue()                {}
@@ -1304,6 +1326,24 @@ func _Kvtier_ImportObjects_Handler(srv interface{}, stream grpc.ServerStream) er
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Kvtier_ImportObjectsServer = grpc.ServerStreamingServer[ObjectImport]
 
+func _Kvtier_SetWriteBudget_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetWriteBudgetRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(KvtierServer).SetWriteBudget(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Kvtier_SetWriteBudget_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(KvtierServer).SetWriteBudget(ctx, req.(*SetWriteBudgetRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Kvtier_ServiceDesc is the grpc.ServiceDesc for Kvtier service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1410,6 +1450,10 @@ var Kvtier_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ObjectUsage",
 			Handler:    _Kvtier_ObjectUsage_Handler,
+		},
+		{
+			MethodName: "SetWriteBudget",
+			Handler:    _Kvtier_SetWriteBudget_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

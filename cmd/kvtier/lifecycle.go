@@ -152,7 +152,7 @@ func (p *servePlan) options(f *serveFlags, agent *xfer.Agent, log *slog.Logger) 
 		High:          f.high,
 		Low:           f.low,
 		Policy:        func(t block.TierID) (policy.Policy, error) { return policy.New(p.policy[t]) },
-		WriteBudget:   p.writeBudget,
+		WriteBudgets:  p.budgets,
 		Prefill:       p.prefill.of,
 		Grace:         f.grace,
 		ObjectGrace:   f.objectGrace,

@@ -61,6 +61,7 @@ type storeCollector struct {
 	tier    group[block.TierStats]
 	admit   group[block.AdmissionStats]
 	upload  group[block.UploadStats]
+	budget  group[block.BudgetStats]
 	turned  *prometheus.Desc
 	curve   *prometheus.Desc
 	device  group[block.DeviceStats]
@@ -86,6 +87,7 @@ func newStoreCollector(take func() (storeSnapshot, bool)) *storeCollector {
 		tier:   group[block.TierStats]{prefix: "kvtier_tier_", labels: []string{"tier"}},
 		admit:  group[block.AdmissionStats]{prefix: "kvtier_tier_", labels: []string{"tier"}},
 		upload: group[block.UploadStats]{prefix: "kvtier_upload_"},
+		budget: group[block.BudgetStats]{prefix: "kvtier_tier_write_budget_", labels: []string{"tier", "namespaces"}},
 		turned: prometheus.NewDesc("kvtier_tier_rejected_total", "Blocks that left the tier above, were in no other, and were not admitted to the tier, by reason.", []string{"tier", "reason"}, nil),
 		curve: prometheus.NewDesc("kvtier_tier_would_hit_ratio", "Share of the blocks asked for that the tier would have had with another policy or size, in capacities; estimated.",
 			[]string{"tier", "policy", "size"}, nil),
@@ -162,8 +164,10 @@ func (c *storeCollector) addTier() {
 }
 
 func (c *storeCollector) addAdmission() {
-	c.admit.add(gauge, "write_budget_bytes", "Bytes that may be written to the tier in a day.", func(a *block.AdmissionStats) float64 { return float64(a.Budget) })
-	c.admit.add(gauge, "write_budget_available_bytes", "Bytes of the budget that may be written now; below 0 when others have overdrawn it.", func(a *block.AdmissionStats) float64 { return float64(a.Available) })
+	c.budget.add(gauge, "bytes", "Bytes that may be written to the tier in a day; 0: any number.", func(b *block.BudgetStats) float64 { return float64(b.Bytes) })
+	c.budget.add(gauge, "available_bytes", "Bytes of the budget that may be written now; below 0 when others have overdrawn it.", func(b *block.BudgetStats) float64 { return float64(b.AvailableBytes) })
+	c.budget.add(gauge, "requests", "Requests that may write to the tier in a day; 0: any number.", func(b *block.BudgetStats) float64 { return float64(b.Requests) })
+	c.budget.add(gauge, "available_requests", "Requests of the budget that may be made now; below 0 when others have overdrawn it.", func(b *block.BudgetStats) float64 { return float64(b.AvailableRequests) })
 	c.admit.add(counter, "admitted_total", "Blocks that left the tier above, were in no other, and were admitted to the tier.", func(a *block.AdmissionStats) float64 { return float64(a.Admitted) })
 }
 
@@ -287,6 +291,9 @@ func (c *storeCollector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(c.policy, gauge, 1, t.Tier.String(), t.Policy)
 		if a := t.Admission; a != nil {
 			c.admit.collect(ch, a, t.Tier.String())
+			for j := range a.Budgets {
+				c.budget.collect(ch, &a.Budgets[j], t.Tier.String(), a.Budgets[j].Namespaces)
+			}
 			for reason, n := range a.Rejected {
 				ch <- prometheus.MustNewConstMetric(c.turned, counter, float64(n), t.Tier.String(), reason)
 			}

@@ -42,7 +42,7 @@ func aStats() block.Stats {
 			},
 			{
 				Tier: block.G3, Capacity: 4 << 30, BytesIn: 99, Policy: "lru-leaf", Behind: 3 * time.Second, FellBehind: 1,
-				Admission: &block.AdmissionStats{Budget: 1 << 40, Available: -4096, Admitted: 7, Rejected: map[string]int64{"used_once": 5, "tail": 0}},
+				Admission: &block.AdmissionStats{Budgets: []block.BudgetStats{{WriteBudget: block.WriteBudget{Tier: block.G3, Bytes: 1 << 40}, AvailableBytes: -4096}}, Admitted: 7, Rejected: map[string]int64{"used_once": 5, "tail": 0}},
 				Devices: []block.DeviceStats{
 					{Path: "/a", ID: "0a", Bytes: 2 << 30, FreeOnFS: 5, Engine: "io_uring", State: "healthy"},
 					{

@@ -21,7 +21,8 @@ type policyOutput struct {
 	Start  string `json:"start"`  // the one that the daemon was started with
 	Moving int64  `json:"moving"` // blocks that the policy before it still has
 
-	Curves []statCurve `json:"curves,omitempty"` // what the tier would have had with others
+	Curves  []statCurve  `json:"curves,omitempty"`  // what the tier would have had with others
+	Budgets []statBudget `json:"budgets,omitempty"` // of what is written to it
 }
 
 func newPolicyCmd() *cobra.Command {
@@ -41,7 +42,8 @@ func newPolicyShowCmd() *cobra.Command {
 		Long: `Print the policy of each tier, and what share of the blocks asked for the tier would
 have had by itself with each of the policies, and with half and twice the room under
 the one that it has: all estimated from a sample of the requests since the daemon's
-start. ALL is what a tier with room for everything would have had: no more can be hit.`,
+start. ALL is what a tier with room for everything would have had: no more can be hit.
+Then the write budgets, what may be written now, and what was turned away.`,
 		Args: noArgs,
 	}
 	f.add(c, "print one JSON array")
@@ -58,20 +60,15 @@ start. ALL is what a tier with room for everything would have had: no more can b
 				return err
 			}
 			if f.json {
-				out := describePolicies(all)
-				for i := range out {
-					for _, t := range s.Tiers {
-						if t.Tier == all[i].Tier {
-							out[i].Curves = describeCurves(t.Curves)
-						}
-					}
-				}
-				return writeJSON(c.OutOrStdout(), out)
+				return writeJSON(c.OutOrStdout(), describeTiers(all, s.Tiers))
 			}
 			if err := printPolicies(c.OutOrStdout(), all); err != nil {
 				return err
 			}
-			return printCurves(c.OutOrStdout(), s.Tiers)
+			if err := printCurves(c.OutOrStdout(), s.Tiers); err != nil {
+				return err
+			}
+			return printBudgets(c.OutOrStdout(), s.Tiers)
 		})
 	}
 	return c
@@ -80,9 +77,10 @@ start. ALL is what a tier with room for everything would have had: no more can b
 func newPolicySetCmd() *cobra.Command {
 	var f clientFlags
 	var tier string
+	var budgets []string
 	c := &cobra.Command{
-		Use:   "set NAME",
-		Short: "Change the policy of a tier, or of all",
+		Use:   "set [NAME]",
+		Short: "Change the policy of a tier, or of all, and the write budgets",
 		Long: `Change which blocks leave a tier first, while the daemon runs: NAME is one of
 ` + strings.Join(policy.Names(), ", ") + `.
 
@@ -90,22 +88,35 @@ The new policy gets the blocks in the order in which the old one would have evic
 them; none is lost, and puts and gets go on meanwhile. The command ends when that is
 done. When it ends earlier, because of --timeout, the daemon goes on.
 
+With --write-budget change what evictions may write to a tier in a day, as serve says
+it. What is left of a budget stays; none takes the budget away.
+
 What is set lasts until it is set again or the daemon stops: at its next start it has
-the policy of its --policy again. All namespaces share the room of a tier, and so its
-policy.`,
+the policy of its --policy and the budgets of its --write-budget again. All namespaces
+share the room of a tier, and so its policy.`,
 		Example: `  kvtier policy set arc
-  kvtier policy set s3-ghost --tier g3`,
-		Args: cobra.ExactArgs(1),
+  kvtier policy set s3-ghost --tier g3
+  kvtier policy set --write-budget 500GB --write-budget g4/batch-*=50GB,10000`,
+		Args: cobra.MaximumNArgs(1),
 	}
-	f.add(c, "print one JSON array with the policy of each tier")
-	c.Flags().StringVar(&tier, "tier", "all", "which `tier`: g2, g3 or all")
+	f.add(c, "print one JSON array with the policy and the budgets of each tier")
+	c.Flags().StringVar(&tier, "tier", "all", "which `tier` NAME is for: g2, g3 or all")
+	c.Flags().Var(&listValue{p: &budgets, kind: "budget", check: checkBudget}, "write-budget",
+		"[TIER[/GLOB]=]SIZE[,REQUESTS]: what evictions may write to a tier in a day; repeatable")
 	c.RunE = func(c *cobra.Command, args []string) error {
-		if !slices.Contains(policy.Names(), args[0]) {
+		set, err := parseBudgets(budgets)
+		switch {
+		case err != nil:
+			return usageErrorf("--write-budget: %w", err)
+		case len(args) == 0 && len(set) == 0:
+			return usageErrorf("want the NAME of a policy, --write-budget, or both")
+		case len(args) == 0 && c.Flags().Changed("tier"):
+			return usageErrorf("--tier %s is for the NAME of a policy", tier)
+		case len(args) == 1 && !slices.Contains(policy.Names(), args[0]):
 			return usageErrorf("policy %q: want one of %s", args[0], strings.Join(policy.Names(), ", "))
 		}
 		id := block.NoTier
 		if tier != "all" {
-			var err error
 			if id, err = block.ParseTier(tier); err != nil {
 				return usageErrorf("--tier: %w", err)
 			}
@@ -113,28 +124,83 @@ policy.`,
 		return f.connect(c.Context(), func(client *api.Client) error {
 			ctx, cancel := f.call(c.Context())
 			defer cancel()
-			if err := client.SetPolicy(ctx, id, args[0]); err != nil {
-				return err
+			for _, b := range set {
+				if err := client.SetWriteBudget(ctx, b); err != nil {
+					return err
+				}
+			}
+			if len(args) == 1 {
+				if err := client.SetPolicy(ctx, id, args[0]); err != nil {
+					return err
+				}
 			}
 			all, err := client.Policies(ctx)
 			if err != nil {
 				return err
 			}
-			if f.json {
-				return writeJSON(c.OutOrStdout(), describePolicies(all))
+			var now []block.TierStats
+			if len(set) > 0 {
+				s, err := client.Stats(ctx)
+				if err != nil {
+					return err
+				}
+				now = s.Tiers
+				for i := range now {
+					now[i].Curves = nil
+				}
 			}
-			return printPolicies(c.OutOrStdout(), all)
+			if f.json {
+				return writeJSON(c.OutOrStdout(), describeTiers(all, now))
+			}
+			if err := printPolicies(c.OutOrStdout(), all); err != nil {
+				return err
+			}
+			return printBudgets(c.OutOrStdout(), now)
 		})
 	}
 	return c
 }
 
-func describePolicies(all []block.TierPolicy) []policyOutput {
+// describeTiers tells the policies of tiers, and what their statistics add. A tier that has a
+// budget and no policy comes last.
+func describeTiers(all []block.TierPolicy, stats []block.TierStats) []policyOutput {
 	out := []policyOutput{}
 	for _, p := range all {
 		out = append(out, policyOutput{Tier: p.Tier.String(), Policy: p.Policy, Start: p.Start, Moving: p.Moving})
 	}
+	for _, t := range stats {
+		i := slices.IndexFunc(all, func(p block.TierPolicy) bool { return p.Tier == t.Tier })
+		if i < 0 {
+			if t.Admission == nil {
+				continue
+			}
+			i = len(out)
+			out = append(out, policyOutput{Tier: t.Tier.String()})
+		} else if len(t.Curves) > 0 {
+			out[i].Curves = describeCurves(t.Curves)
+		}
+		out[i].Budgets = describeBudgets(t.Admission)
+	}
 	return out
+}
+
+// printBudgets prints the write budgets of tiers, those that have one.
+func printBudgets(w io.Writer, tiers []block.TierStats) error {
+	for _, t := range tiers {
+		budgets := describeBudgets(t.Admission)
+		if len(budgets) == 0 {
+			continue
+		}
+		fmt.Fprintln(w)
+		for _, b := range budgets {
+			fmt.Fprintln(w, b.line())
+		}
+		a := &statAdmission{nil, t.Admission.Admitted, t.Admission.Rejected}
+		if _, err := fmt.Fprintf(w, "%s: %s\n", t.Tier, a.line()); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func printPolicies(w io.Writer, all []block.TierPolicy) error {

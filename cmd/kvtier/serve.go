@@ -14,7 +14,6 @@ import (
 	"github.com/kvtier/kvtier/index/block"
 	"github.com/kvtier/kvtier/policy"
 	"github.com/kvtier/kvtier/policy/trace"
-	"github.com/kvtier/kvtier/tiers"
 )
 
 // serveFlags are the flags of serve, which are the keys of its configuration
@@ -37,7 +36,7 @@ type serveFlags struct {
 	objectGrace  time.Duration
 	high, low    float64
 	policy       []string
-	writeBudget  int64
+	writeBudget  []string
 	prefill      []string
 	record       string
 	recordBytes  int64
@@ -62,9 +61,6 @@ const tokenEnv = "KVTIER_TOKEN"
 
 // defaultSocket is the name of the socket for sessions in the data directory.
 const defaultSocket = "session.sock"
-
-// noBudget is the value of --write-budget that writes all.
-const noBudget = "none"
 
 // noNVMe is the value of --nvme that serves from DRAM only.
 const noNVMe = "none"
@@ -97,9 +93,9 @@ func (f *serveFlags) add(fs *pflag.FlagSet) {
 	f.policy = []string{policy.Default}
 	fs.Var(&listValue{p: &f.policy, kind: "policy", check: checkTierPolicy}, "policy",
 		"which blocks leave a tier first: "+strings.Join(policy.Names(), ", ")+"; TIER=NAME for one tier; repeatable\n(kvtier policy set changes it until the daemon stops)")
-	f.writeBudget = wordSize
-	fs.Var(&sizeValue{n: &f.writeBudget, word: noBudget}, "write-budget",
-		"bytes a day that evictions from DRAM may write to NVMe: what it is not enough for is dropped, blocks used once first;\nputs, pins and the stop write in any case, and count; the word none writes all")
+	f.writeBudget = []string{noBudget}
+	fs.Var(&listValue{p: &f.writeBudget, kind: "budget", check: checkBudget}, "write-budget",
+		"[TIER[/GLOB]=]SIZE[,REQUESTS]: bytes a day that evictions may write to NVMe (or to the tier g3 or g4, for the namespaces that the glob matches, with so many requests to g4),\n2TB or 600TB/5y; what it is not enough for is dropped, blocks used once first; puts, pins and the stop write in any case, and count; repeatable, the word none writes all\n(kvtier policy set changes it until the daemon stops)")
 	fs.Var(&listValue{p: &f.prefill, kind: "cost", check: checkPrefill}, "prefill",
 		"GLOB=TOKEN[,POSITION]: what prefill costs the engines of namespaces, for matches and gets that ask what is worth loading:\na token at the beginning of a prompt, such as 33us, and how many ns more for each token before it; repeatable, the first that matches counts")
 	fs.StringVar(&f.record, "record", "", "`file` to record requests in, for kvtier sim: which blocks, by salted hashes; one that is there gets .1 behind its name (default off)")
@@ -241,7 +237,7 @@ type servePlan struct {
 	endpoints   []endpoint
 	xfer        endpoint
 	policy      map[block.TierID]string // at start
-	writeBudget int64                   // bytes a day; 0: any number
+	budgets     []block.WriteBudget
 	prefill     prefills
 	objectRules objectRules
 	socket      string // absolute path; "": none
@@ -435,20 +431,23 @@ func (p *servePlan) planSlabs(f *serveFlags, env environment) error {
 	return nil
 }
 
-// planWrites chooses the write budget of the NVMe tier. None at all would make that tier
-// useless in silence.
+// planWrites chooses the write budgets. One of a tier that there will not be is refused.
 func (p *servePlan) planWrites(f *serveFlags) error {
-	switch {
-	case f.writeBudget == wordSize:
-		return nil
-	case f.writeBudget == 0:
-		return usageErrorf("--write-budget 0: nothing could be written to NVMe; say none for no bound, or serve without NVMe by --nvme none")
-	case f.writeBudget < tiers.MinWriteBudget:
-		return usageErrorf("--write-budget %s: want at least %s a day", formatSize(f.writeBudget), formatSize(tiers.MinWriteBudget))
-	case p.noSlabs:
-		return usageErrorf("--write-budget %s and --nvme none exclude each other: there is nothing to write to", formatSize(f.writeBudget))
+	all, err := parseBudgets(f.writeBudget)
+	if err != nil {
+		return usageErrorf("--write-budget: %w", err)
 	}
-	p.writeBudget = f.writeBudget
+	for i, b := range all {
+		switch {
+		case b.Bytes == 0 && b.Requests == 0:
+			continue // no bound
+		case b.Tier == block.G3 && p.noSlabs:
+			return usageErrorf("--write-budget %s and --nvme none exclude each other: there is nothing to write to", f.writeBudget[i])
+		case b.Tier == block.G4 && len(f.object) == 0:
+			return usageErrorf("--write-budget %s without --object: there is no bucket to write to", f.writeBudget[i])
+		}
+		p.budgets = append(p.budgets, b)
+	}
 	return nil
 }
 

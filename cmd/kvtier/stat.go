@@ -116,15 +116,13 @@ func describeCurves(curves []block.Curve) []statCurve {
 
 // statAdmission says what was decided about blocks that left the tier above.
 type statAdmission struct {
-	Budget    int64            `json:"budget_bytes_per_day"`
-	Available int64            `json:"available_bytes"` // now
-	Admitted  int64            `json:"admitted"`
-	Rejected  map[string]int64 `json:"rejected"` // dropped, by reason
+	Budgets  []statBudget     `json:"budgets"`
+	Admitted int64            `json:"admitted"`
+	Rejected map[string]int64 `json:"rejected"` // turned away, by reason
 }
 
 func (a *statAdmission) line() string {
-	return fmt.Sprintf("%s a day may be written, %s now; %s admitted, %d rejected%s",
-		formatSizeShort(a.Budget), formatSizeShort(a.Available), counted(a.Admitted, "block"), total(a.Rejected), countsIn(a.Rejected))
+	return fmt.Sprintf("%s admitted, %d rejected%s", counted(a.Admitted, "block"), total(a.Rejected), countsIn(a.Rejected))
 }
 
 // statUploads says how blocks do that are to go into the bucket.
@@ -196,7 +194,7 @@ func describeStats(version string, s block.Stats) statOutput {
 			st.Uploads = &up
 		}
 		if a := t.Admission; a != nil {
-			st.Admission = &statAdmission{a.Budget, a.Available, a.Admitted, notNil(a.Rejected)}
+			st.Admission = &statAdmission{describeBudgets(a), a.Admitted, notNil(a.Rejected)}
 		}
 		o.Tiers = append(o.Tiers, st)
 	}
@@ -287,6 +285,9 @@ func (o *statOutput) print(w io.Writer) error {
 			fmt.Fprintf(w, "%s: eviction is behind: used is above the high watermark for %s\n", t.Tier, behind.Round(time.Second))
 		}
 		if t.Admission != nil {
+			for _, b := range t.Admission.Budgets {
+				fmt.Fprintln(w, b.line())
+			}
 			fmt.Fprintf(w, "%s: %s\n", t.Tier, t.Admission.line())
 		}
 		if t.Uploads != nil {

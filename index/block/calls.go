@@ -273,15 +273,39 @@ type Curve struct {
 	Hits   int64   // of those; estimated from a sample
 }
 
+// WriteBudget is how much may be written to a tier in a day for blocks that leave the tier
+// above. What is written in any case (puts that must be durable, pins, what a stop
+// leaves, blocks that others need) is paid from it, too.
+type WriteBudget struct {
+	Tier       TierID // G3 or G4
+	Namespaces string // a glob over their names; "": all, and beside those of globs
+	Bytes      int64  // 0: any number
+	Requests   int64  // that write objects, of G4; 0: any number
+}
+
+// String names the budget: TIER, or TIER/GLOB for one of namespaces.
+func (b WriteBudget) String() string {
+	if b.Namespaces == "" {
+		return b.Tier.String()
+	}
+	return b.Tier.String() + "/" + b.Namespaces
+}
+
+// BudgetStats is a budget and what is left of it.
+type BudgetStats struct {
+	WriteBudget
+	// What may be written now; below 0 when others have overdrawn. Without a bound 0.
+	AvailableBytes, AvailableRequests int64
+}
+
 // AdmissionStats says what an admission to a tier has decided about blocks that left
 // the tier above and were in no other.
 type AdmissionStats struct {
-	Budget    int64 // bytes that may be written to the tier in a day
-	Available int64 // bytes that may be written now; below 0 when others have overdrawn
-	Admitted  int64 // blocks
-	// Rejected counts blocks that were dropped, by reason: "no_room" in the tier,
-	// "tail" of a prompt and not full, "used_once" while little is left of the budget,
-	// "over_budget".
+	Budgets  []BudgetStats
+	Admitted int64 // blocks
+	// Rejected counts blocks that were turned away, by reason: "no_room" in the tier,
+	// "tail" of a prompt and not full, "used_once" while little is left of a budget,
+	// "over_budget", "not_worth" loading.
 	Rejected map[string]int64
 }
 

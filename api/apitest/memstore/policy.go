@@ -35,3 +35,11 @@ func (s *Store) SetPolicy(ctx context.Context, tier block.TierID, name string) e
 	s.mu.policy = name
 	return nil
 }
+
+// SetWriteBudget implements api.Store. There is no tier to write to.
+func (s *Store) SetWriteBudget(b block.WriteBudget) error {
+	if b.Tier != block.G3 && b.Tier != block.G4 {
+		return fmt.Errorf("set write budget: %w: write budget of %s: there are budgets of g3 and g4", block.ErrInvalid, b)
+	}
+	return fmt.Errorf("set write budget: %w: this store has no tier %s", block.ErrUnavailable, b.Tier)
+}
