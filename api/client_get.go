@@ -25,7 +25,7 @@ func (c *Client) Get(ctx context.Context, ns block.Namespace, want []block.Wante
 	if err != nil {
 		return err
 	}
-	if s := c.session(ctx); s != nil && o.Plan == nil { // sessions have no plans
+	if s := c.session(ctx); s != nil && (o.Plan == nil || len(want) <= MaxKeys) {
 		return c.getSession(ctx, s, ns, want, o, use)
 	}
 	for at := 0; at < len(want); at += MaxKeys {

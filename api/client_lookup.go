@@ -64,9 +64,8 @@ func (c *Client) MatchPacked(ctx context.Context, ns block.Namespace, hashes []b
 		*res = block.MatchResult{Blocks: res.Blocks[:0]}
 		return nil
 	}
-	// A lease belongs to the gRPC connection, by which it is renewed, and sessions have
-	// no plans.
-	if o.Lease <= 0 && o.Plan == nil {
+	// A lease belongs to the gRPC connection, by which it is renewed.
+	if o.Lease <= 0 && (o.Plan == nil || len(hashes) <= MaxKeys*n) {
 		if s := c.session(ctx); s != nil {
 			return s.Match(ctx, c.handleOf(ns), hashes, o, res)
 		}

@@ -342,6 +342,9 @@ func (c *Client) placeBytes(ns block.Namespace) int {
 // its memory, and hands them on.
 func (c *Client) getSession(ctx context.Context, s *session.Client, ns block.Namespace, want []block.Wanted, o block.GetOptions, use func(i int, p block.Payload) error) error {
 	handle := c.handleOf(ns)
+	if o.Plan != nil {
+		return c.getWorth(ctx, s, handle, ns, want, o, use)
+	}
 	buf := c.windows.Get().(*[]byte)
 	defer c.windows.Put(buf)
 	size := c.placeBytes(ns)
@@ -383,6 +386,35 @@ func (c *Client) getSession(ctx context.Context, s *session.Client, ns block.Nam
 		at += n
 	}
 	return nil
+}
+
+// getWorth is getSession of what is worth loading. What is not has no bytes.
+func (c *Client) getWorth(ctx context.Context, s *session.Client, handle session.Namespace, ns block.Namespace, want []block.Wanted, o block.GetOptions, use func(i int, p block.Payload) error) error {
+	hashes := make([]byte, 0, len(want)*handle.HashLen)
+	for i := range want {
+		hashes = append(hashes, want[i].Hash[:handle.HashLen]...)
+	}
+	from, to, reasons, err := s.Worth(ctx, handle, hashes, *o.Plan)
+	if err != nil {
+		return fmt.Errorf("get: %w", err)
+	}
+	skip := func(at, end int) error {
+		for ; at < end; at++ {
+			if err := use(at, block.Payload{Reason: reasons[at]}); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if err := skip(0, from); err != nil {
+		return err
+	}
+	o.Plan = nil
+	err = c.getSession(ctx, s, ns, want[from:to], o, func(i int, p block.Payload) error { return use(from+i, p) })
+	if err != nil {
+		return err
+	}
+	return skip(to, len(want))
 }
 
 // putSession is Put over a session.

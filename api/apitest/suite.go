@@ -60,6 +60,7 @@ var cases = []struct {
 	{"Prefix", testPrefix},
 	{"LengthsDiffer", testLengthsDiffer},
 	{"Pending", testPending},
+	{"Plans", testPlans},
 	{"Exists", testExists},
 	{"Conflict", testConflict},
 	{"Durable", testDurable},

@@ -34,6 +34,9 @@ type GetResult struct {
 // Get reads blocks straight into memory of the caller's, in one round trip. A whole
 // block is checked against its checksum; one that fails is a miss with the reason
 // MissCorrupt. There is one result for each item; the error is of the whole call.
+//
+// With a plan it is two round trips: a match says what is worth loading, whole blocks of as
+// many keys as one message takes, and what is there else is a miss with MissRecompute.
 func (c *Client) Get(ctx context.Context, ns Namespace, items []GetItem, o block.GetOptions) ([]GetResult, error) {
 	if len(items) == 0 {
 		return nil, nil
@@ -47,6 +50,9 @@ func (c *Client) Get(ctx context.Context, ns Namespace, items []GetItem, o block
 			return nil, fmt.Errorf("get: %w", invalid("range of item %d: %d:%d, want 0 to %d", i, it.Offset, it.Length, block.MaxBlockBytes))
 		}
 	}
+	if o.Plan != nil {
+		return c.getPlanned(ctx, ns, items, o)
+	}
 	res := make([]GetResult, len(items))
 	for at := 0; at < len(items); {
 		n, bytes := c.getWindow(items[at:])
@@ -56,6 +62,47 @@ func (c *Client) Get(ctx context.Context, ns Namespace, items []GetItem, o block
 		at += n
 	}
 	return res, nil
+}
+
+// getPlanned gets what a match says is worth loading.
+func (c *Client) getPlanned(ctx context.Context, ns Namespace, items []GetItem, o block.GetOptions) ([]GetResult, error) {
+	hashes := make([]byte, 0, len(items)*ns.HashLen)
+	for i := range items {
+		hashes = append(hashes, items[i].Hash[:ns.HashLen]...)
+	}
+	from, to, reasons, err := c.Worth(ctx, ns, hashes, *o.Plan)
+	if err != nil {
+		return nil, fmt.Errorf("get: %w", err)
+	}
+	o.Plan = nil
+	res := make([]GetResult, len(items))
+	for i := range res {
+		res[i].Reason = reasons[i]
+	}
+	got, err := c.Get(ctx, ns, items[from:to], o)
+	copy(res[from:], got)
+	return res, err
+}
+
+// Worth says which keys of a prompt are worth loading, those from one up to another. Why the
+// others are not is in reasons: MissRecompute for those that are there.
+func (c *Client) Worth(ctx context.Context, ns Namespace, hashes []byte, o block.PlanOptions) (from, to int, reasons []block.MissReason, err error) {
+	var m block.MatchResult
+	if err := c.Match(ctx, ns, hashes, block.MatchOptions{All: true, Quiet: true, Plan: &o}, &m); err != nil {
+		return 0, 0, nil, err
+	}
+	reasons = make([]block.MissReason, len(m.Blocks))
+	for i, f := range m.Blocks {
+		switch f.State {
+		case block.Resident:
+			reasons[i] = block.MissRecompute
+		case block.Pending:
+			reasons[i] = block.MissPending
+		default:
+			reasons[i] = block.MissAbsent
+		}
+	}
+	return m.Plan.From, m.Plan.To, reasons, nil
 }
 
 // wanted is how many bytes an item can be answered with.

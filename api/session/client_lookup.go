@@ -12,7 +12,7 @@ import (
 // Match looks keys up, root first. hashes are packed, ns.HashLen bytes each. It fills
 // res, reusing its slice. More keys than one message takes are looked up in several, up to
 // the first that has a gap, unless o wants all. What it leases, as one, belongs to this
-// session and ends with it.
+// session and ends with it. A plan is of as many keys as one message takes, at most.
 func (c *Client) Match(ctx context.Context, ns Namespace, hashes []byte, o block.MatchOptions, res *block.MatchResult) error {
 	*res = block.MatchResult{Blocks: res.Blocks[:0]}
 	if err := ns.check(); err != nil {
@@ -20,6 +20,9 @@ func (c *Client) Match(ctx context.Context, ns Namespace, hashes []byte, o block
 	}
 	if len(hashes)%ns.HashLen != 0 {
 		return fmt.Errorf("match: %w", invalid("hashes: %d bytes are not a multiple of %d", len(hashes), ns.HashLen))
+	}
+	if n := len(hashes) / ns.HashLen; o.Plan != nil && n > int(c.welcome.Keys) {
+		return fmt.Errorf("match: %w", invalid("plan of %d keys, at most %d", n, c.welcome.Keys))
 	}
 	k, err := c.begin(ctx, 0)
 	if err != nil {
@@ -60,6 +63,10 @@ func (c *Client) matchAll(ctx context.Context, k *pending, ns *Namespace, hashes
 		if n := len(part) / ns.HashLen; len(m.Blocks) > n || o.All && len(m.Blocks) < n || int(m.Prefix) > n {
 			return leases, c.giveUp("server answered %d of %d keys, a prefix of %d", len(m.Blocks), n, m.Prefix)
 		}
+		if o.Plan != nil && m.Plan == nil {
+			return leases, c.giveUp("server answered a match without the plan")
+		}
+		res.Plan = m.Plan
 		res.Blocks = append(res.Blocks, m.Blocks...)
 		if unbroken {
 			res.Prefix += int(m.Prefix)
@@ -83,6 +90,19 @@ func (c *Client) matchPart(ctx context.Context, k *pending, ns *Namespace, part 
 	}
 	if o.Lease > 0 {
 		m.LeaseMS = roundMillis(o.Lease)
+	}
+	if o.Plan != nil {
+		if err := o.Plan.Prefill.Check(); err != nil {
+			return err
+		}
+		m.Flags |= FlagPlan
+		m.Plan = *o.Plan
+		if m.Plan.Deadline < 0 {
+			return invalid("deadline %v", m.Plan.Deadline)
+		}
+		if m.Plan.Deadline > 0 {
+			m.Plan.Deadline = max(m.Plan.Deadline, time.Millisecond) // 0 would be any
+		}
 	}
 	return c.trip(ctx, k, CodeMatch, &m, CodeMatched, &k.matched)
 }

@@ -2,6 +2,8 @@ package session
 
 import (
 	"encoding/binary"
+	"math"
+	"time"
 
 	"github.com/kvtier/kvtier/index/block"
 )
@@ -10,7 +12,14 @@ import (
 func (m *MatchMessage) Append(b []byte) []byte {
 	b = m.appendHead(b, m.Class, m.Flags, m.Deadline)
 	b = binary.LittleEndian.AppendUint32(b, m.LeaseMS)
-	return append(b, m.Hashes...)
+	b = append(b, m.Hashes...)
+	if m.Flags&FlagPlan != 0 {
+		b = binary.LittleEndian.AppendUint64(b, uint64(m.Plan.Prefill.Token))
+		b = binary.LittleEndian.AppendUint64(b, math.Float64bits(m.Plan.Prefill.Position))
+		b = binary.LittleEndian.AppendUint32(b, uint32(min(m.Plan.Deadline/time.Millisecond, math.MaxUint32)))
+		b = appendBool(b, m.Plan.Overlap)
+	}
+	return b
 }
 
 // Decode reads the message from p.
@@ -20,6 +29,16 @@ func (m *MatchMessage) Decode(p []byte) error {
 	n, m.Class, m.Flags, m.Deadline = m.decodeHead(&d)
 	m.LeaseMS = d.u32("lease_ms")
 	m.decodeHashes(&d, n)
+	m.Plan = block.PlanOptions{}
+	if m.Flags&FlagPlan != 0 {
+		token := d.u64("token")
+		if token > math.MaxInt64 {
+			d.fail("token", "%d ns", token)
+		}
+		m.Plan.Prefill = block.Prefill{Token: time.Duration(token), Position: math.Float64frombits(d.u64("position"))}
+		m.Plan.Deadline = time.Duration(d.u32("within_ms")) * time.Millisecond
+		m.Plan.Overlap = d.bool("overlap")
+	}
 	return d.end()
 }
 
@@ -35,6 +54,13 @@ func (m *MatchedMessage) Append(b []byte) []byte {
 		b = append(b, byte(f.State), byte(f.Tier))
 		b = binary.LittleEndian.AppendUint32(b, f.Len)
 	}
+	if p := m.Plan; p != nil {
+		b = binary.LittleEndian.AppendUint32(b, uint32(p.From))
+		b = binary.LittleEndian.AppendUint32(b, uint32(p.To))
+		for _, t := range []time.Duration{p.Load, p.Compute, p.Total, p.Recompute} {
+			b = binary.LittleEndian.AppendUint64(b, uint64(t))
+		}
+	}
 	return b
 }
 
@@ -45,6 +71,20 @@ func (m *MatchedMessage) Decode(p []byte) error {
 	m.Blocks = sized(m.Blocks, d.count("blocks", 6, maxNamed))
 	for i := range m.Blocks {
 		m.Blocks[i] = block.Found{State: block.State(d.u8("state")), Tier: block.TierID(d.u8("tier")), Len: d.u32("length")}
+	}
+	m.Plan = nil
+	if d.err == nil && len(d.p) > 0 {
+		p := &block.Plan{From: int(d.u32("from")), To: int(d.u32("to"))}
+		for _, t := range []*time.Duration{&p.Load, &p.Compute, &p.Total, &p.Recompute} {
+			ns := d.u64("plan")
+			if *t = time.Duration(ns); *t < 0 {
+				d.fail("plan", "%d ns", ns)
+			}
+		}
+		if p.From > p.To || p.To > len(m.Blocks) {
+			d.fail("plan", "blocks %d to %d of %d", p.From, p.To, len(m.Blocks))
+		}
+		m.Plan = p
 	}
 	return d.end()
 }

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvtier/kvtier/api/session"
 	"github.com/kvtier/kvtier/index/block"
@@ -67,6 +68,14 @@ func examples() []example {
 		msg("match", session.CodeMatch, 1, &session.MatchMessage{Keys: keys("blockAAAblockBBB"), Flags: session.FlagAll, LeaseMS: 1000, Deadline: 500}),
 		msg("matched", session.CodeMatched, 1, &session.MatchedMessage{
 			Prefix: 1, Lease: 0x55, LeaseMS: 1000, Leased: 1, Blocks: []block.Found{{State: block.Resident, Tier: block.G2, Len: 5}, {}},
+		}),
+		msg("match_plan", session.CodeMatch, 17, &session.MatchMessage{
+			Keys: keys("blockAAAblockBBB"), Flags: session.FlagPlan, Deadline: 500,
+			Plan: block.PlanOptions{Prefill: block.Prefill{Token: 33 * time.Microsecond, Position: 1.5}, Overlap: true, Deadline: 200 * time.Millisecond},
+		}),
+		msg("matched_plan", session.CodeMatched, 17, &session.MatchedMessage{
+			Prefix: 1, Blocks: []block.Found{{State: block.Resident, Tier: block.G2, Len: 5}, {}},
+			Plan: &block.Plan{To: 1, Load: 2 * time.Millisecond, Total: 2 * time.Millisecond, Recompute: 8 * time.Millisecond},
 		}),
 		msg("get", session.CodeGet, 2, &session.GetMessage{Keys: keys("blockAAAblockBBB"), Deadline: 500}),
 		{name: "get_data", header: frame.Header{Type: frame.Data, ID: 2}, bytes: []byte("hello")},
@@ -221,7 +230,8 @@ func TestGolden(t *testing.T) {
 }
 
 // TestCutOff shows that every message is refused when bytes are missing, and every
-// one but the hellos when there are too many. A hello may lack its last field.
+// one but the hellos when there are too many. A hello may lack its last field, and Matched
+// its plan.
 func TestCutOff(t *testing.T) {
 	for _, e := range examples() {
 		if e.message == nil {
@@ -232,6 +242,9 @@ func TestCutOff(t *testing.T) {
 		older := -1
 		if e.header.Type == frame.Hello {
 			older = len(p) - 4
+		}
+		if r, ok := e.message.(*session.MatchedMessage); ok && r.Plan != nil {
+			older = len(p) - 40 // the answer to a match that wants no plan, which is for who wants one to notice
 		}
 		for n := range p {
 			if n == older {

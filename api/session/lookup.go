@@ -55,13 +55,19 @@ func (s *session) match(id uint64, p []byte) error {
 	if err := m.Decode(p); err != nil {
 		return s.fail(id, err)
 	}
-	_, beyond, err := s.keyed(&m.Keys, m.Flags, FlagAll|FlagQuiet, access.Read)
+	_, beyond, err := s.keyed(&m.Keys, m.Flags, FlagAll|FlagQuiet|FlagPlan, access.Read)
 	if err != nil {
 		return s.fail(id, err)
 	}
 	o := block.MatchOptions{
 		All: m.Flags&FlagAll != 0, Quiet: m.Flags&FlagQuiet != 0, Class: m.Class,
 		Lease: time.Duration(m.LeaseMS) * time.Millisecond, Session: s.id,
+	}
+	if m.Flags&FlagPlan != 0 {
+		if beyond > 0 {
+			return s.fail(id, invalid("plan of %d keys, at most %d", m.Len()+beyond, m.Len()))
+		}
+		o.Plan = &m.Plan
 	}
 	if o.Lease > 0 {
 		if err := s.leases.take(); err != nil {
@@ -88,7 +94,7 @@ func (s *session) match(id uint64, p []byte) error {
 		r.Blocks = append(r.Blocks, block.Found{State: BusyKey})
 	}
 	s.matched = MatchedMessage{
-		Prefix: uint32(r.Prefix), Lease: r.Lease.ID, LeaseMS: millis(r.Lease.Left), Leased: uint32(r.Lease.Count), Blocks: r.Blocks,
+		Prefix: uint32(r.Prefix), Lease: r.Lease.ID, LeaseMS: millis(r.Lease.Left), Leased: uint32(r.Lease.Count), Blocks: r.Blocks, Plan: r.Plan,
 	}
 	return s.reply(id, CodeMatched, &s.matched)
 }

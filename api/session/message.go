@@ -182,6 +182,7 @@ const (
 	FlagParents                      // put: parents follow
 
 	FlagUnpin  uint16 = 1 << 9 // pin: let the blocks go again
+	FlagPlan   uint16 = 1 << 8 // match: say what is worth loading; what it depends on follows
 	FlagCreate uint16 = 1 << 0 // open, which has no other: make the namespace when it is not there
 )
 
@@ -192,6 +193,8 @@ type MatchMessage struct {
 	Flags    uint16
 	LeaseMS  uint32
 	Deadline uint32 // milliseconds; 0: the server's default. So in every request
+	// Plan, with FlagPlan, is what a plan depends on, its deadline in whole milliseconds.
+	Plan block.PlanOptions
 }
 
 // MatchedMessage answers it.
@@ -201,6 +204,7 @@ type MatchedMessage struct {
 	LeaseMS uint32
 	Leased  uint32
 	Blocks  []block.Found
+	Plan    *block.Plan // with FlagPlan
 }
 
 // GetMessage asks for blocks, or ranges of them.
