@@ -11,7 +11,7 @@ from ._errors import Error, InvalidError, Status
 from ._jobs import deadline_of
 from ._loans import Lease
 from ._places import millis, millis_left
-from ._results import BlockState, State, tier_of
+from ._results import BlockState, Plan, PlanOptions, State, tier_of
 from ._transfer import Handle
 
 if TYPE_CHECKING:
@@ -26,11 +26,21 @@ class Match:
     lease: holds the blocks that it tells of where they are; None when none was wanted, or
         nothing was found.
     status: OK, or why nothing is known (DISCONNECTED: nobody was there).
+    plan: what of the prefix is worth loading; None when that was not asked, or nothing is
+        known.
     """
 
-    __slots__ = ("prefix", "lease", "status", "_raw", "_blocks")
+    __slots__ = ("prefix", "lease", "status", "plan", "_raw", "_blocks")
 
-    def __init__(self, prefix: int, raw: bytes, lease: Optional[Lease], status: Status = Status.OK) -> None:
+    def __init__(
+        self,
+        prefix: int,
+        raw: bytes,
+        lease: Optional[Lease],
+        status: Status = Status.OK,
+        plan: Optional[Plan] = None,
+    ) -> None:
+        self.plan = plan
         self.prefix = prefix
         self.lease = lease
         self.status = status
@@ -55,8 +65,19 @@ class Match:
 class Gathered:
     """The parts of a match, which one message may not take."""
 
-    def __init__(self, h: Handle, hashes: Sequence[bytes], lease: Optional[float], all: bool) -> None:
+    def __init__(
+        self,
+        h: Handle,
+        hashes: Sequence[bytes],
+        lease: Optional[float],
+        all: bool,
+        wanted: Optional[PlanOptions] = None,
+    ) -> None:
         self.h = h
+        self.wanted = _packed(wanted)
+        self.plan: Optional[Plan] = None
+        if wanted is not None and len(hashes) > h.conn.keys:
+            raise InvalidError(f"plan of {len(hashes)} hashes, at most {h.conn.keys}")
         self.hashes = hashes
         self.lease_ms = 0 if lease is None else millis(lease)
         self.all = all
@@ -72,7 +93,7 @@ class Gathered:
 
     def message(self, part: Sequence[bytes], deadline: float) -> bytes:
         keys = wire.Keys(self.h.id, self.h.tag, len(self.hashes[0]), part)
-        return wire.match(keys, wire.FLAG_ALL if self.all else 0, millis_left(deadline), self.lease_ms)
+        return wire.match(keys, wire.FLAG_ALL if self.all else 0, millis_left(deadline), self.lease_ms, self.wanted)
 
     def take(self, part: Sequence[bytes], reply: bytes) -> bool:
         """Adds an answer, and says whether more are wanted."""
@@ -84,6 +105,11 @@ class Gathered:
         n = len(part)
         if m.prefix > n or m.many > n or (self.all and m.many < n):
             raise self.h.conn.give_up(f"the daemon answered {m.many} of {n} keys, a prefix of {m.prefix}")
+        if self.wanted is not None:
+            if m.plan is None:
+                raise self.h.conn.give_up("the daemon answered a match without the plan")
+            start, stop, *ns = m.plan
+            self.plan = Plan(start, stop, *(n / 1e9 for n in ns))
         self.raw += m.blocks
         if self.unbroken:
             self.prefix += m.prefix
@@ -99,7 +125,17 @@ class Gathered:
         lease = None
         if self.leases:
             lease = Lease(self.h.conn, self.leases, self.leased, self.left_ms / 1000)
-        return Match(self.prefix, self.raw, lease)
+        return Match(self.prefix, self.raw, lease, plan=self.plan)
+
+
+def _packed(p: Optional[PlanOptions]) -> Optional[Tuple[int, float, int, bool]]:
+    if p is None:
+        return None
+    if not (0 <= p.token < 1e9 and 0 <= p.position < 1e9):
+        raise InvalidError(f"plan: prefill cost {p.token} s, {p.position} s: want 0 or more")
+    if p.within is not None and not p.within > 0:
+        raise InvalidError(f"plan: within {p.within} s: want more than 0")
+    return round(p.token * 1e9), p.position * 1e9, 0 if p.within is None else millis(p.within), p.overlap
 
 
 def match_all(

@@ -19,7 +19,7 @@ from ._lookup import FRESH, MOST_KEYS
 from ._match import Gathered, Match
 from ._placement import Placement
 from ._puts import PutOptions
-from ._results import GetResult, PutResult, State
+from ._results import GetResult, PlanOptions, PutResult, State
 from ._transfer import Moved
 from ._watch import Watch
 
@@ -48,24 +48,35 @@ class Namespace(InPlace, Placement):
         lease: Optional[float] = None,
         all: bool = False,
         timeout: Optional[float] = None,
+        plan: Optional[PlanOptions] = None,
     ) -> Match:
         """Says which blocks are there, root first, and touches no device.
 
         lease: seconds for which the blocks that are told of stay where they are.
         all: look up every key, not only up to the first that is not there.
+        plan: say what of the prefix is worth loading, too: the keys of `m.plan.start` up to
+            `m.plan.stop`. Not together with a lease.
         """
-        return self._match(hashes_of(hashes), lease, all, deadline_of(timeout, self._pool.timeout), None)
+        return self._match(hashes_of(hashes), lease, all, deadline_of(timeout, self._pool.timeout), None, plan)
 
     def _match(
-        self, hashes: Sequence[bytes], lease: Optional[float], all: bool, deadline: float, cancel: Optional[Cancel]
+        self,
+        hashes: Sequence[bytes],
+        lease: Optional[float],
+        all: bool,
+        deadline: float,
+        cancel: Optional[Cancel],
+        plan: Optional[PlanOptions] = None,
     ) -> Match:
         if lease is not None and not lease > 0:
             raise InvalidError(f"lease: {lease} s")
+        if lease is not None and plan is not None:
+            raise InvalidError("plan and lease exclude each other")
         h = self._at()
         if h is None or not hashes:
             return Match(0, b"", None, Status.OK if not hashes else Status.DISCONNECTED)
         self._pool._counts.add(matches=len(hashes))
-        gathered = Gathered(h, hashes, lease, all)
+        gathered = Gathered(h, hashes, lease, all, plan)
         try:
             for part in gathered.parts():
                 message = gathered.message(part, deadline)
@@ -308,7 +319,12 @@ class Namespace(InPlace, Placement):
     # Jobs
 
     def submit_match(
-        self, hashes: Sequence[bytes], lease: Optional[float] = None, all: bool = False, timeout: Optional[float] = None
+        self,
+        hashes: Sequence[bytes],
+        lease: Optional[float] = None,
+        all: bool = False,
+        timeout: Optional[float] = None,
+        plan: Optional[PlanOptions] = None,
     ) -> Job[Match]:
         """match as a job. This and the other submits raise BusyError beyond the pool's
         limit of jobs, and never block."""
@@ -316,7 +332,7 @@ class Namespace(InPlace, Placement):
         deadline = deadline_of(timeout, self._pool.timeout)
 
         def work(cancel: Cancel, known: List[Any]) -> Match:
-            m = self._match(keys, lease, all, deadline, cancel)
+            m = self._match(keys, lease, all, deadline, cancel, plan)
             blocks = m.blocks
             known[: len(blocks)] = blocks
             return m

@@ -48,6 +48,35 @@ class BlockState(NamedTuple):
     length: int
 
 
+class PlanOptions(NamedTuple):
+    """What a plan depends on. All times are in seconds.
+
+    token: what prefill costs for a token at the beginning of a prompt; with 0 for both,
+        the daemon's `--prefill` of the namespace counts.
+    position: how much more a token costs for each token before it.
+    overlap: the engine can compute the head of a prompt while the tail is loaded.
+    within: longest time that loading may take; None is any.
+    """
+
+    token: float = 0.0
+    position: float = 0.0
+    overlap: bool = False
+    within: Optional[float] = None
+
+
+class Plan(NamedTuple):
+    """What of a prefix is worth loading: the keys from `start` up to `stop`, none when they
+    are the same. `load` is how long that takes, `compute` the rest of the prefix, `total`
+    both, and `recompute` computing all of it. In seconds."""
+
+    start: int
+    stop: int
+    load: float
+    compute: float
+    total: float
+    recompute: float
+
+
 class GetResult(NamedTuple):
     """One key of a get.
 

@@ -85,6 +85,8 @@ _U64 = struct.Struct("<Q")
 _HELLO = struct.Struct("<4sHHQIQ")
 _WELCOME = struct.Struct("<4sHHQQQIQIIQ")
 _MATCHED = struct.Struct("<IQIII")
+_PLAN_WANTED = struct.Struct("<QdIB")
+_PLAN = struct.Struct("<IIQQQQ")
 _BLOCK = struct.Struct("<BBI")
 _GOT = struct.Struct("<QII")
 _GOT_KEY = struct.Struct("<HBBIIIQ16s")
@@ -157,6 +159,7 @@ class Matched(NamedTuple):
     leased: int
     many: int
     blocks: bytes  # packed, for read_blocks
+    plan: "Optional[Tuple[int, int, int, int, int, int]]"  # from, to, and ns
 
 
 class Place(NamedTuple):
@@ -329,8 +332,13 @@ def _head(k: Keys, flags: int, deadline: int, cls: int = 0) -> bytes:
     return _HEAD.pack(k.ns, len(k.hashes), k.tag, k.hash_len, cls, flags, deadline)
 
 
-def match(k: Keys, flags: int, deadline: int, lease_ms: int) -> bytes:
-    return b"".join((_head(k, flags, deadline), _U32.pack(lease_ms), *k.hashes))
+def match(
+    k: Keys, flags: int, deadline: int, lease_ms: int, plan: Optional[Tuple[int, float, int, bool]] = None
+) -> bytes:
+    """plan: ns of a token, ns more for each before it, ms that loading may take, overlap."""
+    if plan is None:
+        return b"".join((_head(k, flags, deadline), _U32.pack(lease_ms), *k.hashes))
+    return b"".join((_head(k, flags | FLAG_PLAN, deadline), _U32.pack(lease_ms), *k.hashes, _PLAN_WANTED.pack(*plan)))
 
 
 def get(k: Keys, flags: int, deadline: int, ranges: Sequence[Tuple[int, int]] = ()) -> bytes:
@@ -445,10 +453,15 @@ def read_matched(p: bytes) -> Matched:
         prefix, lease, lease_ms, leased, many = _MATCHED.unpack_from(p)
     except struct.error:
         raise WireError(f"Matched ends after {len(p)} bytes") from None
-    m = Matched(prefix, lease, lease_ms, leased, many, p[_MATCHED.size :])
-    if m.many > MAX_NAMED or len(m.blocks) != m.many * _BLOCK.size:
-        raise WireError(f"Matched of {m.many} blocks in {len(p)} bytes")
-    return m
+    end = _MATCHED.size + many * _BLOCK.size
+    if many > MAX_NAMED or len(p) not in (end, end + _PLAN.size):
+        raise WireError(f"Matched of {many} blocks in {len(p)} bytes")
+    plan = None
+    if len(p) > end:
+        plan = _PLAN.unpack_from(p, end)
+        if not plan[0] <= plan[1] <= many:
+            raise WireError(f"plan of blocks {plan[0]} to {plan[1]} of {many}")
+    return Matched(prefix, lease, lease_ms, leased, many, p[_MATCHED.size : end], plan)
 
 
 def read_blocks(p: bytes) -> Iterator[Tuple[int, int, int]]:

@@ -22,7 +22,7 @@ from ._jobs import Job
 from ._loans import Loan, Reservation
 from ._match import Match
 from ._namespace import Namespace as _Namespace
-from ._results import Event, GetResult, Location, PutResult, Server, Stats
+from ._results import Event, GetResult, Location, PlanOptions, PutResult, Server, Stats
 from ._watch import Watch as _Watch
 
 if TYPE_CHECKING:
@@ -178,9 +178,14 @@ class Namespace:
         return self.sync.pool.timeout if timeout is None else timeout
 
     async def match(
-        self, hashes: Sequence[bytes], lease: Optional[float] = None, all: bool = False, timeout: Optional[float] = None
+        self,
+        hashes: Sequence[bytes],
+        lease: Optional[float] = None,
+        all: bool = False,
+        timeout: Optional[float] = None,
+        plan: Optional[PlanOptions] = None,
     ) -> Match:
-        return await _done(lambda: self.sync.submit_match(hashes, lease, all, timeout), self._time(timeout))
+        return await _done(lambda: self.sync.submit_match(hashes, lease, all, timeout, plan), self._time(timeout))
 
     async def get_into(
         self, hashes: Sequence[bytes], buffers: Sequence[Any], timeout: Optional[float] = None, no_promote: bool = False

@@ -53,6 +53,30 @@ def test_match(ns):
     assert m.prefix == 2 and [b.state for b in m.blocks] == [2, 2, 0, 2, 0]
 
 
+def test_match_plan(pool):
+    ns = pool.open(fresh_name(), model="m", max_block_bytes=4096, tokens_per_block=256)
+    keys = hashes(5)
+    ns.put(keys[:4], [b"x" * 1000] * 4)
+    m = ns.match(keys, plan=kvtier.PlanOptions(token=60.0))
+    assert m.prefix == 4 and m.plan[:2] == (0, 4)
+    assert m.plan.compute == 0 and 0 < m.plan.load == m.plan.total < m.plan.recompute == 4 * 256 * 60
+    m = ns.match(keys, plan=kvtier.PlanOptions(position=1e-18, within=5, overlap=True))
+    assert m.prefix == 4 and m.plan.start == m.plan.stop and m.plan.load == 0
+    assert ns.match(keys).plan is None
+    m = ns.submit_match(keys, plan=kvtier.PlanOptions(token=60.0)).result()
+    assert m.plan.stop == 4
+    with pytest.raises(kvtier.InvalidError):  # nobody knows what prefill costs
+        ns.match(keys, plan=kvtier.PlanOptions())
+    for bad in (
+        lambda: ns.match(keys, plan=kvtier.PlanOptions(token=-1)),
+        lambda: ns.match(keys, plan=kvtier.PlanOptions(token=1, within=0)),
+        lambda: ns.match(keys, lease=1, plan=kvtier.PlanOptions(token=1)),
+        lambda: ns.match(hashes(20000), plan=kvtier.PlanOptions(token=1)),
+    ):
+        with pytest.raises(kvtier.InvalidError, match="plan"):
+            bad()
+
+
 def test_match_of_more_than_a_message(ns):
     keys = hashes(9000)
     ns.put(keys[:3], [b"x"] * 3)

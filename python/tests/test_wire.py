@@ -42,6 +42,7 @@ REQUESTS = {
         6,
         lambda: wire.put(keys(A), wire.FLAG_REGRANT, 500, 2, 0, [(0xA1, 5, True, HELLO_SUM)], [ROOT]),
     ),
+    "match_plan": (wire.MATCH, 17, lambda: wire.match(keys(A, B), 0, 500, 0, (33_000, 1.5, 200, True))),
     "release": (wire.RELEASE, 8, lambda: wire.release([0x55], [0xA2])),
     "renew": (wire.RENEW, 9, lambda: wire.renew(1000, [0x55])),
     "prefetch": (wire.PREFETCH, 10, lambda: wire.keys_only(keys(A, B), 2000)),
