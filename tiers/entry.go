@@ -28,6 +28,7 @@ const (
 	flagRecording             // the record of its copy in G3 is queued, and Place[ixG3] is that copy's
 	flagTentative             // no put of it was answered yet: the first one waits for G3
 	flagUsed                  // since it came into the local tiers; kept only where an admission asks
+	flagFetched               // a prefetch has brought it up to G2, and nobody has read it since
 	flagPacked                // the catalog has the block in G4, too; not set does not say that it has not
 )
 
@@ -226,6 +227,10 @@ func (s *Store) leave(h block.Handle, e *index.Entry, ix int, why block.Reason) 
 	d := departure{h: h, ix: ix, why: why, place: e.Place[ix], e: *e}
 	found := live(e, ix) // else its removal was told when it began to leave
 	e.State[ix] = index.SlotNone
+	if ix == ixG2 && e.Flags&flagFetched != 0 {
+		e.Flags &^= flagFetched
+		s.prefetches.wasted.Add(1)
+	}
 	e.Ops++
 	if d.last = !counted(e, 1-ix); d.last {
 		e.Flags &^= flagUsed

@@ -245,6 +245,7 @@ func (s *Store) serve(ctx context.Context, nsID block.NamespaceID, hashLen int, 
 		p.Bytes = v.buf[header+w.Offset:][:n]
 	}
 	s.countHit(p.Tier, n)
+	s.usePrefetched(g.h, &g.e)
 	if p.Tier == block.G2 && n >= speedBlock {
 		read := s.g2.speed.begin(n)
 		read.alone = false // of blocks that are handed out together the last one takes the time of all

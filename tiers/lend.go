@@ -138,4 +138,5 @@ func (s *Store) lend(g *grip, o block.GetOptions, l *block.Loan) {
 	l.Len, l.Sum, l.Mem = g.e.Len, g.e.Sum, mem
 	l.Chunk, l.Offset = inMemory(g.e.Place[ixG2], header)
 	s.countHit(l.Tier, int64(g.e.Len))
+	s.usePrefetched(g.h, &g.e)
 }

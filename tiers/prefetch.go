@@ -86,6 +86,9 @@ func (s *Store) prefetcher() {
 			return
 		}
 		reason, tier := s.bringUp(it.context(), it.key, it.ahead)
+		if reason == block.Hit {
+			s.markPrefetched(it.key)
+		}
 		s.prefetches.done(it, reason, tier)
 	}
 }
@@ -105,4 +108,32 @@ func (s *Store) bringUp(ctx context.Context, k block.Key, ahead []block.Key) (bl
 		return missOf(err), block.G3
 	}
 	return block.Hit, block.G2
+}
+
+// markPrefetched notes that a block was brought up ahead of a read.
+func (s *Store) markPrefetched(k block.Key) {
+	g := s.grip(k)
+	if g.h == 0 {
+		return
+	}
+	s.table.Update(g.h, func(e *index.Entry) {
+		if live(e, ixG2) && e.Flags&flagDeleted == 0 {
+			e.Flags |= flagFetched
+		}
+	})
+	s.ungrip(&g)
+}
+
+// usePrefetched counts the first read of a block that a prefetch has brought up. e is how it
+// was found.
+func (s *Store) usePrefetched(h block.Handle, e *index.Entry) {
+	if e.Flags&flagFetched == 0 {
+		return
+	}
+	s.table.Update(h, func(e *index.Entry) {
+		if e.Flags&flagFetched != 0 {
+			e.Flags &^= flagFetched
+			s.prefetches.useful.Add(1)
+		}
+	})
 }

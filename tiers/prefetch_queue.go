@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/kvtier/kvtier/index/block"
 )
@@ -20,7 +21,10 @@ type prefetchQueue struct {
 	maxItems int
 	maxBytes int64
 	wake     chan struct{} // buffer of 1: there may be work
-	mu       struct {
+	// Of the blocks that were brought up, those that were read then, and those that left
+	// G2 without.
+	useful, wasted atomic.Int64
+	mu             struct {
 		sync.Mutex
 		closed bool
 		live   map[*prefetchRequest]struct{} // that have not ended
@@ -218,7 +222,9 @@ func (q *prefetchQueue) cancel(id string) error {
 func (q *prefetchQueue) stats() block.PrefetchStats {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.mu.stats
+	st := q.mu.stats
+	st.Useful, st.Wasted = q.useful.Load(), q.wasted.Load()
+	return st
 }
 
 // close ends all requests and makes next fail. It is safe to call twice.

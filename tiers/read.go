@@ -219,6 +219,7 @@ func (s *Store) ReadInto(ctx context.Context, k block.Key, dst []byte, o block.G
 	}
 	r.Tier, r.Len, r.Sum = t.id, g.e.Len, g.e.Sum
 	t.hits.Add(1)
+	s.usePrefetched(g.h, &g.e)
 	t.bytesOut.Add(n)
 	if !o.Quiet {
 		s.hintHits([]block.Handle{g.h})

@@ -4413,6 +4413,8 @@ type PrefetchStats struct {
 	Done          int64                  `protobuf:"varint,2,opt,name=done,proto3" json:"done,omitempty"`
 	Dropped       int64                  `protobuf:"varint,3,opt,name=dropped,proto3" json:"dropped,omitempty"`
 	Cancelled     int64                  `protobuf:"varint,4,opt,name=cancelled,proto3" json:"cancelled,omitempty"`
+	Useful        int64                  `protobuf:"varint,5,opt,name=useful,proto3" json:"useful,omitempty"` // of those done, that were read in G2 then
+	Wasted        int64                  `protobuf:"varint,6,opt,name=wasted,proto3" json:"wasted,omitempty"` // of those done, that left G2 without
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4471,6 +4473,20 @@ func (x *PrefetchStats) GetDropped() int64 {
 func (x *PrefetchStats) GetCancelled() int64 {
 	if x != nil {
 		return x.Cancelled
+	}
+	return 0
+}
+
+func (x *PrefetchStats) GetUseful() int64 {
+	if x != nil {
+		return x.Useful
+	}
+	return 0
+}
+
+func (x *PrefetchStats) GetWasted() int64 {
+	if x != nil {
+		return x.Wasted
 	}
 	return 0
 }
@@ -7326,12 +7342,14 @@ const file_kvtier_proto_rawDesc = "" +
 	"\x05bytes\x18\x03 \x01(\x03R\x05bytes\x12\x1a\n" +
 	"\brequests\x18\x04 \x01(\x03R\brequests\x12'\n" +
 	"\x0favailable_bytes\x18\x05 \x01(\x03R\x0eavailableBytes\x12-\n" +
-	"\x12available_requests\x18\x06 \x01(\x03R\x11availableRequests\"s\n" +
+	"\x12available_requests\x18\x06 \x01(\x03R\x11availableRequests\"\xa3\x01\n" +
 	"\rPrefetchStats\x12\x16\n" +
 	"\x06queued\x18\x01 \x01(\x03R\x06queued\x12\x12\n" +
 	"\x04done\x18\x02 \x01(\x03R\x04done\x12\x18\n" +
 	"\adropped\x18\x03 \x01(\x03R\adropped\x12\x1c\n" +
-	"\tcancelled\x18\x04 \x01(\x03R\tcancelled\"x\n" +
+	"\tcancelled\x18\x04 \x01(\x03R\tcancelled\x12\x16\n" +
+	"\x06useful\x18\x05 \x01(\x03R\x06useful\x12\x16\n" +
+	"\x06wasted\x18\x06 \x01(\x03R\x06wasted\"x\n" +
 	"\fCatalogStats\x12\x14\n" +
 	"\x05state\x18\x01 \x01(\tR\x05state\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\"\n" +

@@ -157,6 +157,8 @@ type statPrefetch struct {
 	Done      int64 `json:"done"`
 	Dropped   int64 `json:"dropped"`
 	Cancelled int64 `json:"cancelled"`
+	Useful    int64 `json:"useful"` // of those done, read in DRAM then
+	Wasted    int64 `json:"wasted"` // of those done, that left DRAM without
 }
 
 func describeStats(version string, s block.Stats) statOutput {
@@ -251,7 +253,8 @@ func (o *statOutput) print(w io.Writer) error {
 		{"catalog", o.Catalog.line()},
 		{"scrub", o.Scrub.line()},
 		{"held now", counted(o.Leases, "lease") + ", " + counted(o.Reservations, "reservation") + ", " + counted(o.Watchers, "watcher")},
-		{"prefetch", fmt.Sprintf("%d queued, %d done, %d dropped, %d cancelled", o.Prefetch.Queued, o.Prefetch.Done, o.Prefetch.Dropped, o.Prefetch.Cancelled)},
+		{"prefetch", fmt.Sprintf("%d queued, %d done, %d dropped, %d cancelled, %d useful, %d wasted",
+			o.Prefetch.Queued, o.Prefetch.Done, o.Prefetch.Dropped, o.Prefetch.Cancelled, o.Prefetch.Useful, o.Prefetch.Wasted)},
 		{"misses", fmt.Sprintf("%d%s", total(o.Misses), countsIn(o.Misses))},
 		{"removed", fmt.Sprintf("%d%s", total(o.Removed), countsIn(o.Removed))},
 		{"conflicts", fmt.Sprint(o.Conflicts)},

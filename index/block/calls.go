@@ -376,6 +376,9 @@ type NamespaceStats struct {
 // PrefetchStats counts prefetch work.
 type PrefetchStats struct {
 	Queued, Done, Dropped, Cancelled int64
+	// Of the blocks that were brought up, those that were read in G2 then, and those that
+	// left it without.
+	Useful, Wasted int64
 }
 
 // Wanted names a block, or a range of its bytes, to get.
