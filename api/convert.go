@@ -253,7 +253,7 @@ func policyFromPB(t *pb.TierPolicy) block.TierPolicy {
 func statsToPB(s block.Stats) *pb.StatsResponse {
 	out := &pb.StatsResponse{
 		UptimeMs: s.Uptime.Milliseconds(), Namespaces: s.Namespaces, Blocks: s.Blocks, Misses: s.Misses, Removed: s.Removed,
-		Conflicts: s.Conflicts, Corrupt: s.Corrupt, Leases: s.Leases, Reservations: s.Reservations,
+		Conflicts: s.Conflicts, Corrupt: s.Corrupt, Leases: s.Leases, Reservations: s.Reservations, ChunksPassed: s.ChunksPassed, ChunksStuck: s.ChunksStuck,
 		Prefetch: &pb.PrefetchStats{
 			Queued: s.Prefetch.Queued, Done: s.Prefetch.Done, Dropped: s.Prefetch.Dropped, Cancelled: s.Prefetch.Cancelled,
 			Useful: s.Prefetch.Useful, Wasted: s.Prefetch.Wasted,
@@ -306,7 +306,7 @@ func statsFromPB(s *pb.StatsResponse) block.Stats {
 	out := block.Stats{
 		Uptime: fromMillis(s.GetUptimeMs()), Namespaces: s.GetNamespaces(), Blocks: s.GetBlocks(),
 		Misses: s.GetMisses(), Removed: s.GetRemoved(), Conflicts: s.GetConflicts(), Corrupt: s.GetCorrupt(),
-		Leases: s.GetLeases(), Reservations: s.GetReservations(),
+		Leases: s.GetLeases(), Reservations: s.GetReservations(), ChunksPassed: s.GetChunksPassed(), ChunksStuck: s.GetChunksStuck(),
 		Prefetch: block.PrefetchStats{
 			Queued: p.GetQueued(), Done: p.GetDone(), Dropped: p.GetDropped(), Cancelled: p.GetCancelled(),
 			Useful: p.GetUseful(), Wasted: p.GetWasted(),

@@ -189,19 +189,17 @@ func (s *Store) isTail(e *index.Entry) (tail bool) {
 }
 
 // isFull reports whether there is no slot of that size and the evictor has found
-// nothing that may leave, and has it look again.
+// nothing that may leave, and has it look again. It is for tiers of one share.
 func (t *tier) isFull(size int64) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !t.mu.stuck {
 		return false
 	}
-	for _, d := range t.devs {
-		if d.rank() != rankDown && d.slots.CanAlloc(size) {
-			return false
-		}
+	if t.hasLocked(want{size: size}) {
+		return false
 	}
-	t.mu.want = max(t.mu.want, size)
+	t.wantLocked(0, size)
 	t.wake()
 	return true
 }

@@ -32,7 +32,7 @@ func (s *Store) writeG3(d *device, jobs []*job) {
 		switch j := jobs[i]; {
 		case err != nil:
 			j.err = fmt.Errorf("write to g3: %w: %w", block.ErrUnavailable, err)
-		case s.exposed() && !s.intact(j.e.Place[ixG2], &j.e):
+		case s.exposed(j.e.Place[ixG2]) && !s.intact(j.e.Place[ixG2], &j.e):
 			j.err = fmt.Errorf("write to g3: %w: the block was spoiled in g2", block.ErrCorrupt)
 		}
 	})

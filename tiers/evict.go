@@ -27,6 +27,7 @@ type evictor struct {
 	t *tier
 	p policy.Policy
 	handover
+	within  uint64 // only blocks of this share leave now; 0: any
 	spare   []policyEvent
 	victims []block.Handle
 }
@@ -105,19 +106,22 @@ func (v *evictor) evict() {
 	evicting := false
 	for v.s.life.Err() == nil {
 		need, starving := v.t.pressure(evicting)
-		if need == 0 && starving == 0 {
+		if need == 0 && starving.size == 0 {
 			return
 		}
 		evicting = true
 		var freed, leaving int64
 		if need == 0 {
-			// There are bytes enough, in slots of other sizes.
+			// There are bytes enough, in slots of other sizes and shares. Where no
+			// share may give any, this one makes room for itself.
 			freed = v.vacate(starving)
+			v.within = starving.share
 		}
 		if freed == 0 {
-			freed, leaving = v.round(max(min(max(need, starving), evictBytes), v.leastRound()))
+			freed, leaving = v.round(max(min(max(need, starving.size), evictBytes), v.leastRound()))
 		}
-		if freed == 0 && leaving == 0 && starving > 0 {
+		v.within = 0
+		if freed == 0 && leaving == 0 && starving.size > 0 {
 			freed = v.vacate(starving)
 		}
 		v.drain()
@@ -156,12 +160,21 @@ func (v *evictor) round(need int64) (freed, leaving int64) {
 // round would take the ends of many prompts that are still in use, instead of whole
 // prompts that are not. From NVMe blocks leave together.
 func (v *evictor) mayFollow(h block.Handle) (ok bool) {
+	if v.within != 0 && !v.isWithin(h) {
+		return false
+	}
 	if v.t.ix == ixG3 || v.s.g3 != nil || v.s.objects != nil {
 		return v.mayLeave(h)
 	}
 	v.s.table.View(h, func(e *index.Entry) {
 		ok = e.Refs == 0 && live(e, v.t.ix) && !isPinned(e) && !v.s.graced(e)
 	})
+	return ok
+}
+
+// isWithin reports whether a block is one of the share that makes room for itself.
+func (v *evictor) isWithin(h block.Handle) (ok bool) {
+	v.s.table.View(h, func(e *index.Entry) { ok = v.s.shareIn(v.t, e.NS) == v.within })
 	return ok
 }
 
@@ -193,18 +206,22 @@ type extentAt struct {
 	extent int
 }
 
-// vacate empties an extent of another class for slots of the given size: the one
-// with the least in it, of those in which nothing is in use.
-func (v *evictor) vacate(size int64) (freed int64) {
+// vacate makes room for a slot that is wanted: an empty extent of another share passes
+// on, or one of another class is emptied, the one with the least in it, of those in
+// which nothing is in use.
+func (v *evictor) vacate(w want) (freed int64) {
+	if at, ok := v.withdraw(w); ok {
+		return v.passOn(at, w.share)
+	}
 	tried := map[extentAt]bool{}
 	for range vacateTries {
-		at, owners, ok := v.emptiest(size, tried)
+		at, owners, ok := v.emptiest(w, tried)
 		if !ok {
 			break
 		}
 		tried[at] = true
 		if !slices.ContainsFunc(owners, v.stays) {
-			n, empty := v.clearOut(at, owners)
+			n, empty := v.clearOut(at, owners, w.share)
 			if freed += n; empty {
 				break
 			}
@@ -214,13 +231,13 @@ func (v *evictor) vacate(size int64) (freed int64) {
 }
 
 // emptiest is the extent with the least in it and who has slots there.
-func (v *evictor) emptiest(size int64, tried map[extentAt]bool) (at extentAt, owners []block.Handle, ok bool) {
+func (v *evictor) emptiest(w want, tried map[extentAt]bool) (at extentAt, owners []block.Handle, ok bool) {
 	v.t.mu.Lock()
 	defer v.t.mu.Unlock()
 	used := int64(0)
 	for _, d := range v.t.devs {
 		not := func(e int) bool { return tried[extentAt{d, e}] }
-		if e, u, some := d.slots.Emptiest(size, not); some && (!ok || u < used) {
+		if e, u, some := d.slots.Emptiest(w.share, w.size, not); some && (!ok || u < used) {
 			at, used, ok = extentAt{d, e}, u, true
 		}
 	}
@@ -252,11 +269,15 @@ func (v *evictor) last(e *index.Entry) bool {
 	return !live(e, 1-v.t.ix) && !v.s.goesDown(v.t, e)
 }
 
-// clearOut moves all blocks of an extent elsewhere in G2, or evicts them, and says
-// whether it is empty then.
-func (v *evictor) clearOut(at extentAt, owners []block.Handle) (freed int64, empty bool) {
-	v.vacating(at, true)
-	defer v.vacating(at, false)
+// clearOut moves all blocks of an extent elsewhere in G2, or evicts them, for slots of
+// a share, and says whether it is empty then.
+func (v *evictor) clearOut(at extentAt, owners []block.Handle, share uint64) (freed int64, empty bool) {
+	v.vacating(at, true, share)
+	defer func() {
+		if v.vacating(at, false, share) {
+			freed = max(freed, v.passOn(at, share))
+		}
+	}()
 	left := owners[:0]
 	var moved int64
 	for _, h := range owners {
@@ -294,10 +315,13 @@ func (v *evictor) clearOut(at extentAt, owners []block.Handle) (freed int64, emp
 	return freed + moved, true
 }
 
-func (v *evictor) vacating(at extentAt, on bool) {
+// vacating reports whether the extent is withdrawn, since it was emptied for another
+// share.
+func (v *evictor) vacating(at extentAt, on bool, share uint64) (withdrawn bool) {
 	v.t.mu.Lock()
-	at.dev.slots.Vacate(at.extent, on)
-	v.t.mu.Unlock()
+	defer v.t.mu.Unlock()
+	at.dev.slots.Vacate(at.extent, on, share)
+	return at.dev.slots.Withdrawn(at.extent)
 }
 
 // evict takes blocks out of a tier: from G2 down to G3 if there is one, it does not

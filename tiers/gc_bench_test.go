@@ -38,7 +38,7 @@ func BenchmarkGC(b *testing.B) {
 		}
 		lru.Insert(h, policy.Block{Hash: uint64(i), Parent: parent, Bytes: 4096})
 		parent = h
-		if _, ok := slots.Alloc(slot, h); !ok {
+		if _, ok := slots.Alloc(0, slot, h); !ok {
 			b.Fatal("no slot")
 		}
 	}

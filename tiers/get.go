@@ -223,7 +223,7 @@ func (s *Store) serve(ctx context.Context, nsID block.NamespaceID, hashLen int, 
 	case live(&g.e, ixG2):
 		p.Bytes = s.g2.slot(g.e.Place[ixG2], size)[header+w.Offset:][:n]
 		// Whoever gets a part cannot check it, and not all who get a whole block do.
-		verify := o.Verify || s.exposed() && (!o.Pieces || n < int64(g.e.Len))
+		verify := o.Verify || s.exposed(g.e.Place[ixG2]) && (!o.Pieces || n < int64(g.e.Len))
 		if verify && !s.intact(g.e.Place[ixG2], &g.e) {
 			s.damagedG2(g.h, &g.e)
 			return miss(block.MissCorrupt)

@@ -114,10 +114,10 @@ func (s *Store) Grant(ctx context.Context, nsID block.NamespaceID, n int64, coun
 		}
 		var place block.Place
 		if len(out) == 0 {
-			if place, err = s.g2.alloc(ctx, size, reserved); err != nil {
+			if place, err = s.g2.alloc(ctx, ns.share, size, reserved); err != nil {
 				return nil, fmt.Errorf("grant: %w", err)
 			}
-		} else if p, ok := s.g2.tryAlloc(size, reserved); ok {
+		} else if p, ok := s.g2.tryAlloc(ns.share, size, reserved); ok {
 			place = p
 		} else {
 			break
@@ -128,7 +128,7 @@ func (s *Store) Grant(ctx context.Context, nsID block.NamespaceID, n int64, coun
 			s.g2.free(place)
 			break
 		}
-		chunk, off := inMemory(place, header)
+		chunk, off := s.inMemory(place, header)
 		out = append(out, block.Grant{ID: id, Mem: v.slot[header:][:n:n], Chunk: chunk, Offset: off})
 	}
 	if len(out) == 0 {
@@ -204,7 +204,7 @@ func (s *Store) fit(r *reservation) {
 	size, header := SlotBytes(r.n)
 	payload := r.slot[r.header:][:r.n]
 	if class := s.g2.class(r.place); (class-size)*slotWasteShare > class {
-		if to, ok := s.g2.tryAlloc(size, reserved); ok && s.g2.class(to) < class {
+		if to, ok := s.g2.tryAlloc(r.ns.share, size, reserved); ok && s.g2.class(to) < class {
 			r.slot = s.g2.slot(to, size)
 			copy(r.slot[header:], payload)
 			s.g2.free(r.place)

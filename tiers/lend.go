@@ -136,7 +136,7 @@ func (s *Store) lend(g *grip, o block.GetOptions, l *block.Loan) {
 		l.Tier = block.G2
 	}
 	l.Len, l.Sum, l.Mem = g.e.Len, g.e.Sum, mem
-	l.Chunk, l.Offset = inMemory(g.e.Place[ixG2], header)
+	l.Chunk, l.Offset = s.inMemory(g.e.Place[ixG2], header)
 	s.countHit(l.Tier, int64(g.e.Len))
 	s.usePrefetched(g.h, &g.e)
 }

@@ -28,9 +28,14 @@ const (
 
 // openG2 maps the arena of G2.
 func (s *Store) openG2(ctx context.Context) (err error) {
-	extent := extentFor(s.opts.DRAM)
 	if s.arena, err = s.mapG2(); err != nil {
 		return fmt.Errorf("map %d bytes for g2: %w", s.opts.DRAM, err)
+	}
+	extent := extentFor(s.opts.DRAM)
+	if s.opts.Share != nil && s.arena.Fd(0) >= 0 {
+		extent = chunkFor(s.opts.DRAM)
+		s.chunks = newChunks(len(s.arena.Chunks()))
+		s.names.partition(s.opts.Share)
 	}
 	if err := s.register(ctx, xfer.DRAM, arenaDescs(s.arena)); err != nil {
 		return err
@@ -52,6 +57,9 @@ func (s *Store) mapG2() (*arena.Arena, error) {
 	}
 	shared := o
 	shared.Memfd = true
+	if s.opts.Share != nil {
+		shared.ChunkBytes = chunkFor(s.opts.DRAM)
+	}
 	shared.Reserved = arena.ReservedOnly
 	a, reserved := arena.New(s.opts.DRAM, &shared)
 	if reserved == nil {
@@ -105,9 +113,12 @@ func (s *Store) mapHuge(o arena.Options) (*arena.Arena, error) {
 }
 
 // Memory lists the files behind G2, in the order that Chunk of grants and loans
-// counts; nil when other processes cannot map it. They are sealed against any
-// change of size, and the store's.
+// counts; nil when other processes cannot map it, or each only chunks of it: see
+// OpenChunk. They are sealed against any change of size, and the store's.
 func (s *Store) Memory() (files []block.MemoryFile) {
+	if s.chunks != nil {
+		return nil
+	}
 	for i, c := range s.arena.Chunks() {
 		if fd := s.arena.Fd(i); fd >= 0 {
 			files = append(files, block.MemoryFile{Fd: fd, Bytes: int64(len(c))})
@@ -116,9 +127,14 @@ func (s *Store) Memory() (files []block.MemoryFile) {
 	return files
 }
 
-// exposed reports whether other processes may have G2's memory, and so may have written
-// to any block there since its checksum was computed.
-func (s *Store) exposed() bool { return s.arena.Fd(0) >= 0 }
+// exposed reports whether other processes may have written to a place in G2 since the
+// checksum of what is there was computed.
+func (s *Store) exposed(p block.Place) bool {
+	if s.chunks != nil {
+		return s.chunks.all[p.Offset()/s.g2.devs[0].slots.ExtentBytes()].opened.Load()
+	}
+	return s.arena.Fd(0) >= 0
+}
 
 // intact reports whether the payload at a place in G2 has the checksum of the block, on
 // which the caller holds a reference.
@@ -128,8 +144,12 @@ func (s *Store) intact(p block.Place, e *index.Entry) bool {
 }
 
 // inMemory says where off bytes behind the begin of a slot of G2 are: the file of
-// Memory, and the offset in it.
-func inMemory(p block.Place, off int64) (chunk int, at int64) {
+// Memory or, of a partitioned G2, the number of the chunk, and the offset in it.
+func (s *Store) inMemory(p block.Place, off int64) (chunk int, at int64) {
 	at = p.Offset() + off
+	if s.chunks != nil {
+		n := s.g2.devs[0].slots.ExtentBytes()
+		return int(s.chunks.all[at/n].number.Load()), at % n
+	}
 	return int(at / arenaChunk), at % arenaChunk
 }

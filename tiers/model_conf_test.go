@@ -81,6 +81,10 @@ func drawConf(seed uint64) modelConf {
 	if c.durable() && r.IntN(3) == 0 {
 		c.opts.WriteBudgets = budget(tiers.MinWriteBudget)
 	}
+	if r.IntN(3) == 0 {
+		c.opts.SharedMemory = tiers.ShareOn
+		c.opts.Share = func(namespace string) string { return namespace }
+	}
 	return c
 }
 
@@ -94,8 +98,8 @@ func (c *modelConf) place(t testing.TB) {
 }
 
 func (c modelConf) String() string {
-	return fmt.Sprintf("g2 %d MiB, slabs %v, write budgets %v, watermarks %v %v, grace %v, sizes %v, grpc %v, catalog in memory %v",
-		c.opts.DRAM>>20, c.slabs, c.opts.WriteBudgets, c.opts.High, c.opts.Low, c.opts.Grace, c.sizes, c.grpc, c.inMemory)
+	return fmt.Sprintf("g2 %d MiB, in shares %v, slabs %v, write budgets %v, watermarks %v %v, grace %v, sizes %v, grpc %v, catalog in memory %v",
+		c.opts.DRAM>>20, c.opts.Share != nil, c.slabs, c.opts.WriteBudgets, c.opts.High, c.opts.Low, c.opts.Grace, c.sizes, c.grpc, c.inMemory)
 }
 
 // rough says whether there are faults.

@@ -297,7 +297,7 @@ func (s *Store) claim(to *tier, j *job) bool {
 	j.above, _ = s.parentHash(&j.e)
 	s.kid(j.e.Parent, to.ix, 1)
 	j.size, _ = SlotBytes(int64(j.e.Len))
-	j.place, j.err = to.alloc(s.life, j.size, j.h)
+	j.place, j.err = to.alloc(s.life, s.shareIn(to, j.e.NS), j.size, j.h)
 	if j.err != nil {
 		s.unclaim(to, j)
 		return false

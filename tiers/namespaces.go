@@ -21,6 +21,9 @@ type namespaces struct {
 		sync.RWMutex
 		byID   map[block.NamespaceID]*namespace
 		byName map[string]*namespace
+		// Of a partitioned G2: see Options.Share. nil: all are one share's.
+		share  func(namespace string) string
+		shares map[string]uint64 // numbers, by what share answered
 	}
 	change changing
 }
@@ -62,6 +65,7 @@ func (c changing) do(ctx context.Context, f func() error) error {
 type namespace struct {
 	id     block.NamespaceID
 	digest [32]byte
+	share  uint64 // in which chunks of G2 its blocks lie
 	// gate is held for reading while a block of the namespace is committed, and
 	// for writing while Clear raises the epoch and unlinks everything, so that a
 	// block is either cleared or of the new epoch.
@@ -100,10 +104,33 @@ func (s *namespaces) add(n block.Namespace) *namespace {
 	ns := &namespace{id: n.ID, digest: n.Desc.Digest()}
 	ns.state.Store(&n)
 	s.mu.Lock()
+	s.shareLocked(ns)
 	s.mu.byID[n.ID] = ns
 	s.mu.byName[n.Desc.Name] = ns
 	s.mu.Unlock()
 	return ns
+}
+
+// partition tells namespaces apart by what share says of their names. It is for those
+// of which nobody has blocks yet.
+func (s *namespaces) partition(share func(namespace string) string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mu.share, s.mu.shares = share, map[string]uint64{}
+	for _, ns := range s.mu.byID {
+		s.shareLocked(ns)
+	}
+}
+
+func (s *namespaces) shareLocked(ns *namespace) {
+	if s.mu.share == nil {
+		return
+	}
+	k := s.mu.share(ns.get().Desc.Name)
+	if s.mu.shares[k] == 0 {
+		s.mu.shares[k] = uint64(len(s.mu.shares)) + 1
+	}
+	ns.share = s.mu.shares[k]
 }
 
 func (s *namespaces) byID(id block.NamespaceID) (*namespace, error) {

@@ -199,7 +199,7 @@ func (o *objects) payloads(ctx context.Context, t *tier, load []*parcel) (out []
 	if t.ix == ixG2 {
 		for i, p := range load {
 			size, header := SlotBytes(int64(p.e.Len))
-			if s.exposed() && !s.intact(p.e.Place[ixG2], &p.e) {
+			if s.exposed(p.e.Place[ixG2]) && !s.intact(p.e.Place[ixG2], &p.e) {
 				s.damagedG2(p.h, &p.e)
 				p.err = fmt.Errorf("copy to g4: %w: the block was spoiled in g2", block.ErrCorrupt)
 				continue

@@ -212,7 +212,7 @@ func (o *objects) reserve(f *fetch) (*reservation, error) {
 	}
 	rec := &f.rec
 	size, header := SlotBytes(int64(rec.Len))
-	place, err := s.g2.alloc(s.life, size, reserved)
+	place, err := s.g2.alloc(s.life, ns.share, size, reserved)
 	if err != nil {
 		return nil, err
 	}

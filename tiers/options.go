@@ -26,6 +26,10 @@ type Options struct {
 	DRAM  int64       // bytes of G2
 	// SharedMemory says whether other processes may map G2: see Store.Memory.
 	SharedMemory Sharing
+	// Share tells apart the namespaces whose blocks never share a piece of memory that
+	// others may map: those for which it answers the same may. Then G2 is partitioned,
+	// when it is shared: see Store.OpenChunk. nil: all are one share.
+	Share func(namespace string) string
 
 	Slabs       []SlabSpec // of G3; empty: those that the data directory records
 	NoSlabs     bool       // no G3, even when the data directory records slabs
@@ -224,6 +228,21 @@ const (
 	// that no slot crosses from one mapping to the next.
 	arenaChunk = 514 << 20
 )
+
+// chunkFor is the extent size of a partitioned G2 of n bytes: whole huge pages, with
+// little left over for blocks of 1 to 8 MiB, and a few hundred of them, so that neither
+// a share that has few blocks takes much nor the host runs out of descriptors.
+func chunkFor(n int64) int64 {
+	switch {
+	case n < 256<<20:
+		return 10 << 20
+	case n < 4<<30:
+		return 18 << 20
+	case n < 64<<30:
+		return 66 << 20
+	}
+	return min(1+n>>40, 3) * (258 << 20)
+}
 
 // extentFor is the extent size of a device of n bytes.
 func extentFor(n int64) int64 {

@@ -10,11 +10,12 @@ import (
 // that anybody uses, and reports the bytes of the slot that came free.
 func (s *Store) relocate(h block.Handle) int64 {
 	var from block.Place
+	var ns block.NamespaceID
 	var size int64
 	s.table.Update(h, func(e *index.Entry) {
 		if e.Refs == 0 && live(e, ixG2) {
 			e.Refs++ // keeps it where it is while it is copied
-			from = e.Place[ixG2]
+			from, ns = e.Place[ixG2], e.NS
 			size, _ = SlotBytes(int64(e.Len))
 		}
 	})
@@ -22,7 +23,7 @@ func (s *Store) relocate(h block.Handle) int64 {
 		return 0
 	}
 	defer s.release(h)
-	to, ok := s.g2.tryAlloc(size, h)
+	to, ok := s.g2.tryAlloc(s.shareIn(s.g2, ns), size, h)
 	if !ok {
 		return 0
 	}

@@ -1,6 +1,7 @@
 package tiers
 
 import (
+	"cmp"
 	"fmt"
 	"math/bits"
 	"slices"
@@ -14,6 +15,10 @@ import (
 // follows the traffic when their shares change, and never has to move a block
 // to make room for another of the same size.
 //
+// A device may belong to several shares, whose blocks never lie in one extent.
+// An extent stays with the share that first took it, also when it is empty, until
+// it is withdrawn and returned for another.
+//
 // It only counts: no I/O, no clock and no lock, so callers hold one of their
 // own. Sizes and offsets are in bytes and multiples of 512. Alloc and Free take
 // constant time apart from one look at a summary of 1/4096 of an extent's slots.
@@ -22,12 +27,23 @@ type Slots struct {
 	extentBytes int64
 	used        int64 // bytes of the slots that are taken
 	extents     []slotExtent
-	empty       []uint64 // bit per extent: it belongs to no class
-	emptyLow    int      // no word of empty below this one has a bit
+	shares      map[uint64]int // extents of each share that has any
+	empty       []uint64       // bit per extent: it belongs to no class, and is not withdrawn
+	emptyLow    int            // no word of empty below this one has a bit
 	emptyCount  int
-	classes     map[int64]*slotClass
-	sizes       []int64 // of classes, ascending
+	classes     map[slotKind]*slotClass
+	kinds       []slotKind // of classes, ascending
 	spare       slotMaps
+}
+
+// slotKind is what slots of one class have in common.
+type slotKind struct {
+	share uint64
+	size  int64
+}
+
+func compareKinds(a, b slotKind) int {
+	return cmp.Or(cmp.Compare(a.share, b.share), cmp.Compare(a.size, b.size))
 }
 
 // slotUnit is what sizes and offsets are multiples of: the smallest logical
@@ -42,15 +58,19 @@ const slotWasteShare = 4
 // are. Bucket slotBuckets holds those without a slot to give.
 const slotBuckets = 64
 
-// slotExtent is one extent. Its zero class means that it is empty.
+// slotExtent is one extent. Its zero class means that it is empty, or withdrawn.
 type slotExtent struct {
-	class      int64 // bytes per slot
+	of         *slotClass // nil: none
+	class      int64      // bytes per slot
+	share      uint64
+	owned      bool // a share has it, be it empty
 	slots      int32
 	free       int32
 	low        int32 // no word of summary below this one has a bit
 	bucket     int32
 	prev, next int32 // in the list of its bucket, -1 at the ends
 	vacating   bool
+	passes     bool // to another share, when it is empty
 	slotMaps
 }
 
@@ -62,9 +82,9 @@ type slotMaps struct {
 	owners   []block.Handle
 }
 
-// slotClass is the extents of one slot size.
+// slotClass is the extents of one share and slot size.
 type slotClass struct {
-	size    int64
+	slotKind
 	extents int
 	taken   int64                  // slots
 	current int32                  // extent that was allocated from last, or -1
@@ -85,9 +105,10 @@ func NewSlots(capacity, extentBytes int64) *Slots {
 		capacity:    capacity,
 		extentBytes: extentBytes,
 		extents:     make([]slotExtent, n),
+		shares:      make(map[uint64]int),
 		empty:       make([]uint64, (n+63)/64),
 		emptyCount:  n,
-		classes:     make(map[int64]*slotClass),
+		classes:     make(map[slotKind]*slotClass),
 	}
 	for e := range s.extents {
 		s.empty[e/64] |= 1 << (e % 64)
@@ -101,24 +122,28 @@ func (s *Slots) Capacity() int64 { return s.capacity }
 // Used is the number of bytes in slots that are taken.
 func (s *Slots) Used() int64 { return s.used }
 
+// ExtentBytes is the length of extents, of which the last may be shorter.
+func (s *Slots) ExtentBytes() int64 { return s.extentBytes }
+
 // MaxSlot is the size of the largest slot that Alloc could ever give.
 func (s *Slots) MaxSlot() int64 { return min(s.extentBytes, s.capacity) }
 
-// Alloc takes a slot of at least size bytes for owner. It looks in extents of
-// that size first: the lowest free slot of the extent used last, so that blocks
+// Alloc takes a slot of at least size bytes for owner, in an extent of the share
+// or of nobody. It looks in extents of that size first: the lowest free slot of the extent used last, so that blocks
 // put together lie together and can be written together, then the fullest
 // extent, so that others can run empty. Then an empty extent becomes one of
 // this size. Then the next larger class with a free slot serves, if that wastes
 // no more than a quarter of it, or while less than three quarters of the device
 // are taken: then wasting room is better than evicting. ok is false when there
 // is none.
-func (s *Slots) Alloc(size int64, owner block.Handle) (off int64, ok bool) {
-	c, e := s.find(size)
+func (s *Slots) Alloc(share uint64, size int64, owner block.Handle) (off int64, ok bool) {
+	k := slotKind{share, size}
+	c, e := s.find(k)
 	if e < 0 {
-		if e = s.firstEmpty(size); e < 0 {
-			c, e = s.findLarger(size)
+		if e = s.firstEmpty(k); e < 0 {
+			c, e = s.findLarger(k)
 		} else {
-			c = s.claim(e, size)
+			c = s.claim(e, k)
 		}
 	}
 	if e < 0 {
@@ -130,15 +155,16 @@ func (s *Slots) Alloc(size int64, owner block.Handle) (off int64, ok bool) {
 	return int64(e)*s.extentBytes + int64(i)*c.size, true
 }
 
-// CanAlloc reports whether Alloc of that size would succeed.
-func (s *Slots) CanAlloc(size int64) bool {
-	if _, e := s.find(size); e >= 0 {
+// CanAlloc reports whether Alloc of that share and size would succeed.
+func (s *Slots) CanAlloc(share uint64, size int64) bool {
+	k := slotKind{share, size}
+	if _, e := s.find(k); e >= 0 {
 		return true
 	}
-	if s.firstEmpty(size) >= 0 {
+	if s.firstEmpty(k) >= 0 {
 		return true
 	}
-	_, e := s.findLarger(size)
+	_, e := s.findLarger(k)
 	return e >= 0
 }
 
@@ -147,7 +173,7 @@ func (s *Slots) CanAlloc(size int64) bool {
 func (s *Slots) Free(off int64) (size int64) {
 	e, i := s.locate(off)
 	x := &s.extents[e]
-	c := s.classes[x.class]
+	c := x.of
 	size = c.size
 	w := i / 64
 	x.freeBits[w] |= 1 << (i % 64)
@@ -169,7 +195,7 @@ func (s *Slots) Free(off int64) (size int64) {
 // it finds on a device. size is what Class said when the slot was allocated,
 // which may be more than the block needs. It fails, naming what is in the way,
 // when the slot is outside, misplaced, taken, or in an extent of another size.
-// The error wraps block.ErrInvalid.
+// It is for devices that are all one share's, 0. The error wraps block.ErrInvalid.
 func (s *Slots) Take(off, size int64, owner block.Handle) error {
 	if off < 0 || size <= 0 || size%slotUnit != 0 || size > s.extentBytes || off > s.capacity-size {
 		return fmt.Errorf("%w: slot of %d bytes at %d: outside %d bytes in extents of %d", block.ErrInvalid, size, off, s.capacity, s.extentBytes)
@@ -186,8 +212,8 @@ func (s *Slots) Take(off, size int64, owner block.Handle) error {
 	i := int(rel / size)
 	var c *slotClass
 	if x.class == 0 {
-		c = s.claim(e, size)
-	} else if c = s.classes[size]; x.taken(i) {
+		c = s.claim(e, slotKind{size: size})
+	} else if c = x.of; x.taken(i) {
 		return fmt.Errorf("%w: slot of %d bytes at %d: taken by block %d", block.ErrInvalid, size, off, x.owners[i])
 	}
 	s.take(c, e, i, owner)
@@ -208,16 +234,20 @@ func (s *Slots) Class(off int64) int64 {
 	return s.extents[e].class
 }
 
-// Emptiest is the extent to vacate when slots of size forClass are wanted and
-// there are none: the one of another class with the least bytes taken that
-// would hold such a slot, the lowest of those. An extent already being vacated
-// comes before all others. Those that not, which may be nil, says yes to are left
-// out. ok is false when there is none.
-func (s *Slots) Emptiest(forClass int64, not func(extent int) bool) (extent int, used int64, ok bool) {
+// Emptiest is the extent to vacate when slots of size forClass are wanted for a
+// share and there are none: the one of another class with the least bytes taken
+// that would hold such a slot, the lowest of those. A share that has extents takes them
+// only from those that have two more, so that shares in need do not take them from each
+// other in turns. An extent already being vacated comes before all others. Those that not, which may be nil, says yes to are left out. ok is false
+// when there is none.
+func (s *Slots) Emptiest(share uint64, forClass int64, not func(extent int) bool) (extent int, used int64, ok bool) {
 	var vacating bool
 	for e := range s.extents {
 		x := &s.extents[e]
-		if x.class == 0 || x.class == forClass || s.extentLen(e) < forClass || not != nil && not(e) {
+		if x.class == 0 || x.kind() == (slotKind{share, forClass}) || s.extentLen(e) < forClass || not != nil && not(e) {
+			continue
+		}
+		if has := s.shares[share]; x.share != share && has > 0 && s.shares[x.share] < has+2 {
 			continue
 		}
 		u := int64(x.slots-x.free) * x.class
@@ -228,16 +258,44 @@ func (s *Slots) Emptiest(forClass int64, not func(extent int) bool) (extent int,
 	return extent, used, ok
 }
 
-// Vacate says that the slots of an extent are being emptied, so that Alloc
-// leaves it alone until it is empty or Vacate is called with false. It does
-// nothing to an empty extent.
-func (s *Slots) Vacate(extent int, on bool) {
+// Vacate says that the slots of an extent are being emptied for a share, so that
+// Alloc leaves it alone until it is empty or Vacate is called with false. One of
+// another share is withdrawn when it is empty. It does nothing to an empty extent.
+func (s *Slots) Vacate(extent int, on bool, share uint64) {
 	x := &s.extents[extent]
 	if x.class == 0 || x.vacating == on {
 		return
 	}
-	x.vacating = on
-	s.rebucket(s.classes[x.class], extent)
+	x.vacating, x.passes = on, on && x.share != share
+	s.rebucket(x.of, extent)
+}
+
+// Withdraw takes an empty extent of another share out, so that nobody gets it before
+// Return, for a share that wants a slot of size bytes. ok is false when there is none.
+func (s *Slots) Withdraw(share uint64, size int64) (extent int, ok bool) {
+	for e := range s.extents {
+		x := &s.extents[e]
+		if s.isEmpty(e) && x.owned && x.share != share && s.extentLen(e) >= size {
+			s.empty[e/64] &^= 1 << (e % 64)
+			s.emptyCount--
+			return e, true
+		}
+	}
+	return 0, false
+}
+
+// Withdrawn reports whether an extent is withdrawn.
+func (s *Slots) Withdrawn(extent int) bool {
+	return s.extents[extent].class == 0 && !s.isEmpty(extent)
+}
+
+// Share is whose an extent is.
+func (s *Slots) Share(extent int) uint64 { return s.extents[extent].share }
+
+// Return puts an extent that was withdrawn back. It is the share's now.
+func (s *Slots) Return(extent int, share uint64) {
+	s.own(extent, share)
+	s.setEmpty(extent)
 }
 
 // Owners appends to dst who has slots in an extent, in the order of their
@@ -258,28 +316,51 @@ func (s *Slots) Extent(extent int) (class int64, owners []block.Handle) {
 	return x.class, slices.Clone(x.owners)
 }
 
-// find returns the class of that size and its extent to allocate from, or -1.
-func (s *Slots) find(size int64) (*slotClass, int) {
-	if size <= 0 || size%slotUnit != 0 {
-		panic(fmt.Sprintf("tiers: slot of %d bytes", size))
+// kind is that of the extent's class.
+func (x *slotExtent) kind() slotKind { return slotKind{x.share, x.class} }
+
+func (s *Slots) isEmpty(e int) bool { return s.empty[e/64]&(1<<(e%64)) != 0 }
+
+func (s *Slots) setEmpty(e int) {
+	s.empty[e/64] |= 1 << (e % 64)
+	s.emptyLow = min(s.emptyLow, e/64)
+	s.emptyCount++
+}
+
+// own gives an extent to a share.
+func (s *Slots) own(e int, share uint64) {
+	x := &s.extents[e]
+	if x.owned {
+		if s.shares[x.share]--; s.shares[x.share] == 0 {
+			delete(s.shares, x.share)
+		}
 	}
-	c := s.classes[size]
+	x.share, x.owned = share, true
+	s.shares[share]++
+}
+
+// find returns the class of that kind and its extent to allocate from, or -1.
+func (s *Slots) find(k slotKind) (*slotClass, int) {
+	if k.size <= 0 || k.size%slotUnit != 0 {
+		panic(fmt.Sprintf("tiers: slot of %d bytes", k.size))
+	}
+	c := s.classes[k]
 	if c == nil {
 		return nil, -1
 	}
 	return c, c.pick(s)
 }
 
-// findLarger returns the smallest larger class that may serve size and has a
-// free slot, and its extent to allocate from, or -1.
-func (s *Slots) findLarger(size int64) (*slotClass, int) {
-	i, found := slices.BinarySearch(s.sizes, size)
+// findLarger returns the smallest larger class of the share that may serve k.size and
+// has a free slot, and its extent to allocate from, or -1.
+func (s *Slots) findLarger(k slotKind) (*slotClass, int) {
+	i, found := slices.BinarySearchFunc(s.kinds, k, compareKinds)
 	if found {
 		i++
 	}
 	roomy := s.used < s.capacity-s.capacity/slotWasteShare
-	for ; i < len(s.sizes) && (roomy || (s.sizes[i]-size)*slotWasteShare <= s.sizes[i]); i++ {
-		c := s.classes[s.sizes[i]]
+	for ; i < len(s.kinds) && s.kinds[i].share == k.share && (roomy || (s.kinds[i].size-k.size)*slotWasteShare <= s.kinds[i].size); i++ {
+		c := s.classes[s.kinds[i]]
 		if e := c.pick(s); e >= 0 {
 			return c, e
 		}
@@ -298,13 +379,20 @@ func (c *slotClass) pick(s *Slots) int {
 	return int(c.heads[63-bits.LeadingZeros64(c.mask)])
 }
 
-// firstEmpty returns the lowest empty extent that holds a slot of that size, or
-// -1. Only the last extent can be too short, and it is asked for last.
-func (s *Slots) firstEmpty(size int64) int {
-	for ; s.emptyLow < len(s.empty); s.emptyLow++ {
-		if w := s.empty[s.emptyLow]; w != 0 {
-			e := s.emptyLow*64 + bits.TrailingZeros64(w)
-			if s.extentLen(e) < size {
+// firstEmpty returns the lowest empty extent of the share or of nobody that holds a
+// slot of that size, or -1. Only the last extent can be too short, and it is asked for
+// last.
+func (s *Slots) firstEmpty(k slotKind) int {
+	for s.emptyLow < len(s.empty) && s.empty[s.emptyLow] == 0 {
+		s.emptyLow++
+	}
+	for i := s.emptyLow; i < len(s.empty); i++ {
+		for w := s.empty[i]; w != 0; w &= w - 1 {
+			e := i*64 + bits.TrailingZeros64(w)
+			if x := &s.extents[e]; x.owned && x.share != k.share {
+				continue
+			}
+			if s.extentLen(e) < k.size {
 				return -1
 			}
 			return e
@@ -319,20 +407,21 @@ func (s *Slots) extentLen(e int) int64 {
 }
 
 // claim gives an empty extent to a class, which is made when it is new.
-func (s *Slots) claim(e int, size int64) *slotClass {
-	c := s.classes[size]
+func (s *Slots) claim(e int, k slotKind) *slotClass {
+	c := s.classes[k]
 	if c == nil {
-		c = &slotClass{size: size, current: -1}
+		c = &slotClass{slotKind: k, current: -1}
 		for i := range c.heads {
 			c.heads[i] = -1
 		}
-		s.classes[size] = c
-		i, _ := slices.BinarySearch(s.sizes, size)
-		s.sizes = slices.Insert(s.sizes, i, size)
+		s.classes[k] = c
+		i, _ := slices.BinarySearchFunc(s.kinds, k, compareKinds)
+		s.kinds = slices.Insert(s.kinds, i, k)
 	}
-	n := int(s.extentLen(e) / size)
+	n := int(s.extentLen(e) / k.size)
 	x := &s.extents[e]
-	x.class, x.slots, x.free, x.low = size, int32(n), int32(n), 0
+	s.own(e, k.share)
+	x.of, x.class, x.slots, x.free, x.low = c, k.size, int32(n), int32(n), 0
 	x.slotMaps = s.newMaps(n)
 	s.empty[e/64] &^= 1 << (e % 64)
 	s.emptyCount--
@@ -346,17 +435,18 @@ func (s *Slots) giveBack(c *slotClass, e int) {
 	s.unlink(c, e)
 	x := &s.extents[e]
 	s.spare = x.slotMaps
-	*x = slotExtent{}
-	s.empty[e/64] |= 1 << (e % 64)
-	s.emptyLow = min(s.emptyLow, e/64)
-	s.emptyCount++
+	passes := x.passes
+	*x = slotExtent{share: x.share, owned: true}
+	if !passes {
+		s.setEmpty(e)
+	}
 	if c.current == int32(e) {
 		c.current = -1
 	}
 	if c.extents--; c.extents == 0 {
-		delete(s.classes, c.size)
-		i, _ := slices.BinarySearch(s.sizes, c.size)
-		s.sizes = slices.Delete(s.sizes, i, i+1)
+		delete(s.classes, c.slotKind)
+		i, _ := slices.BinarySearchFunc(s.kinds, c.slotKind, compareKinds)
+		s.kinds = slices.Delete(s.kinds, i, i+1)
 	}
 }
 

@@ -108,7 +108,7 @@ func (r *slotsScript) run(f []string) string {
 	case "alloc":
 		for range append(n, 1)[1] {
 			r.owner++
-			off, ok := r.s.Alloc(n[0]*slotUnit, r.owner)
+			off, ok := r.s.Alloc(0, n[0]*slotUnit, r.owner)
 			if !ok {
 				fmt.Fprintln(&out, "full")
 				break
@@ -127,9 +127,9 @@ func (r *slotsScript) run(f []string) string {
 			fmt.Fprintln(&out, "ok")
 		}
 	case "vacate":
-		r.s.Vacate(int(n[0]), f[2] == "on")
+		r.s.Vacate(int(n[0]), f[2] == "on", 0)
 	case "emptiest":
-		e, used, ok := r.s.Emptiest(n[0]*slotUnit, nil)
+		e, used, ok := r.s.Emptiest(0, n[0]*slotUnit, nil)
 		fmt.Fprintln(&out, e, used/slotUnit, ok)
 	case "owners":
 		fmt.Fprintln(&out, r.s.Owners(int(n[0]), nil))
@@ -306,10 +306,10 @@ func runSlotsModel(t *testing.T, seed uint64) {
 			}
 		default:
 			class, fresh := m.want(size, sizes)
-			if got := s.CanAlloc(size); got != (class != 0) {
+			if got := s.CanAlloc(0, size); got != (class != 0) {
 				t.Fatalf("step %d: can alloc %d: %v, want class %d", step, size, got, class)
 			}
-			off, ok := s.Alloc(size, owner)
+			off, ok := s.Alloc(0, size, owner)
 			if ok != (class != 0) {
 				t.Fatalf("step %d: alloc %d: %v, want class %d", step, size, ok, class)
 			}
@@ -393,7 +393,7 @@ func (m *slotsModel) compareEmptiest(t *testing.T, s *Slots, size int64) {
 			}
 		}
 	}
-	if e, u, ok := s.Emptiest(size, nil); e != extent || u != used || ok != found {
+	if e, u, ok := s.Emptiest(0, size, nil); e != extent || u != used || ok != found {
 		t.Fatalf("emptiest for %d: extent %d with %d (%v), want %d with %d (%v)", size, e, u, ok, extent, used, found)
 	}
 }
@@ -404,11 +404,11 @@ func TestSlotsManyPerExtent(t *testing.T) {
 	const slots = 20_000
 	s := NewSlots(slots*512, slots*512)
 	for i := range int64(slots) {
-		if off, ok := s.Alloc(512, block.Handle(i+1)); !ok || off != i*512 {
+		if off, ok := s.Alloc(0, 512, block.Handle(i+1)); !ok || off != i*512 {
 			t.Fatalf("slot %d is at %d, %v", i, off, ok)
 		}
 	}
-	if s.CanAlloc(512) {
+	if s.CanAlloc(0, 512) {
 		t.Fatal("there is room in a full store")
 	}
 	rng := rand.New(rand.NewPCG(3, 4))
@@ -421,7 +421,7 @@ func TestSlotsManyPerExtent(t *testing.T) {
 		}
 		slices.Sort(free)
 		for i, want := range free {
-			if off, ok := s.Alloc(512, 1); !ok || off != want {
+			if off, ok := s.Alloc(0, 512, 1); !ok || off != want {
 				t.Fatalf("slot %d of %d is at %d, %v, want %d", i, len(free), off, ok, want)
 			}
 		}
@@ -440,8 +440,8 @@ func TestSlotsPanics(t *testing.T) {
 		"free outside":        func(s *Slots, _ int64) { s.Free(s.Capacity()) },
 		"free negative":       func(s *Slots, _ int64) { s.Free(-512) },
 		"owner of a free one": func(s *Slots, off int64) { s.owner(off + 1024) },
-		"odd size":            func(s *Slots, _ int64) { s.Alloc(1000, 1) },
-		"no size":             func(s *Slots, _ int64) { s.Alloc(0, 1) },
+		"odd size":            func(s *Slots, _ int64) { s.Alloc(0, 1000, 1) },
+		"no size":             func(s *Slots, _ int64) { s.Alloc(0, 0, 1) },
 		"free in leftover":    func(s *Slots, _ int64) { s.Free(15 * 1024) },
 		"no capacity":         func(*Slots, int64) { NewSlots(0, 512) },
 		"odd extent":          func(*Slots, int64) { NewSlots(4096, 1000) },
@@ -449,7 +449,7 @@ func TestSlotsPanics(t *testing.T) {
 	for name, call := range calls {
 		t.Run(name, func(t *testing.T) {
 			s := NewSlots(1<<20, 15*1024+512)
-			off, ok := s.Alloc(1024, 1)
+			off, ok := s.Alloc(0, 1024, 1)
 			if !ok {
 				t.Fatal("no slot")
 			}
@@ -473,13 +473,13 @@ func TestSlotsTooLarge(t *testing.T) {
 		if got := s.MaxSlot(); got != c.max {
 			t.Errorf("capacity %d: largest slot %d, want %d", c.capacity, got, c.max)
 		}
-		if s.CanAlloc(c.max + 512) {
+		if s.CanAlloc(0, c.max+512) {
 			t.Errorf("capacity %d: can alloc %d", c.capacity, c.max+512)
 		}
-		if _, ok := s.Alloc(c.max+512, 1); ok {
+		if _, ok := s.Alloc(0, c.max+512, 1); ok {
 			t.Errorf("capacity %d: a slot of %d", c.capacity, c.max+512)
 		}
-		if _, ok := s.Alloc(c.max, 1); !ok {
+		if _, ok := s.Alloc(0, c.max, 1); !ok {
 			t.Errorf("capacity %d: no slot of %d", c.capacity, c.max)
 		}
 	}
@@ -491,7 +491,7 @@ func BenchmarkSlotsSteady(b *testing.B) {
 	s := NewSlots(16<<30, 64<<20)
 	var live []int64
 	for {
-		off, ok := s.Alloc(4608, 1)
+		off, ok := s.Alloc(0, 4608, 1)
 		if !ok {
 			break
 		}
@@ -503,7 +503,7 @@ func BenchmarkSlotsSteady(b *testing.B) {
 	for b.Loop() {
 		i := rng.IntN(len(live))
 		s.Free(live[i])
-		live[i], _ = s.Alloc(4608, 1)
+		live[i], _ = s.Alloc(0, 4608, 1)
 	}
 }
 
@@ -511,7 +511,7 @@ func BenchmarkSlotsSteady(b *testing.B) {
 func BenchmarkSlotsHalf(b *testing.B) {
 	s := NewSlots(16<<30, 64<<20)
 	var live []int64
-	for off, ok := s.Alloc(4608, 1); ok; off, ok = s.Alloc(4608, 1) {
+	for off, ok := s.Alloc(0, 4608, 1); ok; off, ok = s.Alloc(0, 4608, 1) {
 		live = append(live, off)
 	}
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -524,7 +524,7 @@ func BenchmarkSlotsHalf(b *testing.B) {
 	for b.Loop() {
 		i := rng.IntN(len(live))
 		s.Free(live[i])
-		live[i], _ = s.Alloc(4608, 1)
+		live[i], _ = s.Alloc(0, 4608, 1)
 	}
 }
 
@@ -547,14 +547,14 @@ type classUse struct {
 
 // byClass lists the classes that have extents, smallest slots first.
 func (s *Slots) byClass() []classUse {
-	all := make([]classUse, len(s.sizes))
-	for i, size := range s.sizes {
-		c := s.classes[size]
-		all[i] = classUse{SlotBytes: size, Extents: c.extents, Taken: c.taken, Free: -c.taken}
+	all := make([]classUse, len(s.kinds))
+	for i, k := range s.kinds {
+		c := s.classes[k]
+		all[i] = classUse{SlotBytes: k.size, Extents: c.extents, Taken: c.taken, Free: -c.taken}
 	}
 	for e := range s.extents {
 		if x := &s.extents[e]; x.class != 0 {
-			i, _ := slices.BinarySearch(s.sizes, x.class)
+			i, _ := slices.BinarySearchFunc(s.kinds, x.kind(), compareKinds)
 			all[i].Free += int64(x.slots)
 		}
 	}

@@ -23,6 +23,9 @@ func (s *Store) Stats() block.Stats {
 		Scrub:        s.scrubStatus(),
 		Catalog:      s.catalogStats(),
 	}
+	if s.chunks != nil {
+		st.ChunksPassed, st.ChunksStuck = s.chunks.passed.Load(), s.chunks.stuck.Load()
+	}
 	ev := s.events.stats()
 	st.Watchers, st.EventsLost = int64(ev.Watchers), ev.Lost
 	st.Incarnation, st.EventSeq = s.events.incarnation, ev.Published

@@ -41,6 +41,7 @@ type Store struct {
 	absent     []index.Floor
 	tombstones *tombstones
 	registered []xfer.DescList
+	chunks     *chunks // of a partitioned G2; else nil
 
 	names        namespaces
 	reservations reservations
@@ -106,7 +107,7 @@ func (s *Store) Reserve(ctx context.Context, nsID block.NamespaceID, hashLen int
 		return block.Reserved{Status: block.Exists}, ex, nil
 	}
 	size, header := SlotBytes(n)
-	place, err := s.g2.alloc(ctx, size, reserved)
+	place, err := s.g2.alloc(ctx, ns.share, size, reserved)
 	if err != nil {
 		return none, block.Existing{}, err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,14 +27,14 @@ type tier struct {
 	mu struct {
 		sync.Mutex
 		used   int64
-		want   int64         // size of the largest slot that somebody waits for, 0 for none
+		wants  []want        // what is waited for: of each share the largest slot
 		room   chan struct{} // closed, and made anew, whenever slots come free or a pass ends in vain
 		futile uint64        // passes of the evictor that could free nothing
 		stuck  bool          // no slot came free since the last of them
 		ahead  int64         // bytes that the evictor makes room for below the watermarks; see makeRoom
 		policy policyState
-		// leaving counts the slots that uploads will free, by their size.
-		leaving map[int64]int64
+		// leaving counts the slots that uploads will free.
+		leaving map[want]int64
 	}
 	kick   chan struct{}     // wakes the evictor
 	change chan policyChange // for the evictor
@@ -46,6 +47,12 @@ type tier struct {
 	bytesIn, bytesOut, refused, hits atomic.Int64
 	behind, fellBehind               atomic.Int64 // see watchdog
 	leaving                          atomic.Int64 // bytes of slots that uploads will free
+}
+
+// want is a slot that somebody waits for. The zero value is none.
+type want struct {
+	share uint64
+	size  int64
 }
 
 // device is one medium of a tier: the arena of G2, or one slab of G3.
@@ -88,7 +95,7 @@ func newTier(id block.TierID, devs []*device, o Options) *tier {
 	}
 	t.high = int64(o.High * float64(t.capacity))
 	t.low = int64(o.Low * float64(t.capacity))
-	t.mu.room, t.mu.leaving = make(chan struct{}), map[int64]int64{}
+	t.mu.room, t.mu.leaving = make(chan struct{}), map[want]int64{}
 	t.events.init()
 	t.curves.feed = make(chan curveBatch, curveRoom)
 	t.speed.first = firstMemory
@@ -106,25 +113,25 @@ func (t *tier) wake() {
 	}
 }
 
-// tryAlloc takes a slot of size bytes if there is one, from the device that is
-// least full of the healthiest. None is taken from a device that is down.
-func (t *tier) tryAlloc(size int64, owner block.Handle) (block.Place, bool) {
+// tryAlloc takes a slot of size bytes for a share if there is one, from the device
+// that is least full of the healthiest. None is taken from a device that is down.
+func (t *tier) tryAlloc(share uint64, size int64, owner block.Handle) (block.Place, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.allocLocked(size, owner)
+	return t.allocLocked(share, size, owner)
 }
 
-func (t *tier) allocLocked(size int64, owner block.Handle) (block.Place, bool) {
+func (t *tier) allocLocked(share uint64, size int64, owner block.Handle) (block.Place, bool) {
 	var tried uint64
 	for range t.devs {
-		best, rank, share := -1, uint32(rankDown), 2.0
+		best, rank, least := -1, uint32(rankDown), 2.0
 		for i, d := range t.devs {
 			r := d.rank()
 			if tried&(1<<i) != 0 || r == rankDown {
 				continue
 			}
-			if s := float64(d.slots.Used()) / float64(d.slots.Capacity()); r < rank || r == rank && s < share {
-				best, rank, share = i, r, s
+			if s := float64(d.slots.Used()) / float64(d.slots.Capacity()); r < rank || r == rank && s < least {
+				best, rank, least = i, r, s
 			}
 		}
 		if best < 0 {
@@ -132,7 +139,7 @@ func (t *tier) allocLocked(size int64, owner block.Handle) (block.Place, bool) {
 		}
 		tried |= 1 << best
 		d := t.devs[best]
-		if off, ok := d.slots.Alloc(size, owner); ok {
+		if off, ok := d.slots.Alloc(share, size, owner); ok {
 			before := t.mu.used
 			class := d.slots.Class(off)
 			d.wantPoisoned(off, class)
@@ -159,11 +166,11 @@ func (t *tier) lost() (err error) {
 	return err
 }
 
-// alloc takes a slot of size bytes, waiting for the evictor to make room. It
+// alloc takes a slot of size bytes for a share, waiting for the evictor to make room. It
 // fails with ErrNoSpace when the evictor finds nothing to evict, when ctx ends,
 // or after roomWait, and with ErrUnavailable when no device takes writes.
-func (t *tier) alloc(ctx context.Context, size int64, owner block.Handle) (block.Place, error) {
-	if p, ok := t.tryAlloc(size, owner); ok {
+func (t *tier) alloc(ctx context.Context, share uint64, size int64, owner block.Handle) (block.Place, error) {
+	if p, ok := t.tryAlloc(share, size, owner); ok {
 		return p, nil
 	}
 	timer := time.NewTimer(roomWait)
@@ -171,7 +178,7 @@ func (t *tier) alloc(ctx context.Context, size int64, owner block.Handle) (block
 	t.mu.Lock()
 	futile := t.mu.futile
 	for {
-		if p, ok := t.allocLocked(size, owner); ok {
+		if p, ok := t.allocLocked(share, size, owner); ok {
 			t.mu.Unlock()
 			return p, nil
 		}
@@ -186,7 +193,7 @@ func (t *tier) alloc(ctx context.Context, size int64, owner block.Handle) (block
 			t.mu.Unlock()
 			break
 		}
-		t.mu.want = max(t.mu.want, size)
+		t.wantLocked(share, size)
 		room := t.mu.room
 		t.mu.Unlock()
 		t.wake()
@@ -220,11 +227,22 @@ func (t *tier) free(p block.Place) int64 {
 	return n
 }
 
+// wantLocked notes that somebody waits for a slot.
+func (t *tier) wantLocked(share uint64, size int64) {
+	for i := range t.mu.wants {
+		if w := &t.mu.wants[i]; w.share == share {
+			w.size = max(w.size, size)
+			return
+		}
+	}
+	t.mu.wants = append(t.mu.wants, want{share, size})
+}
+
 // stir makes all who wait for room look again and say what they want: one of
 // them has given up, and nothing more should be evicted for it.
 func (t *tier) stir() {
 	t.mu.Lock()
-	t.mu.want = 0
+	t.mu.wants = t.mu.wants[:0]
 	t.roomLocked()
 	t.mu.Unlock()
 }
@@ -253,15 +271,14 @@ func (t *tier) inVain() {
 	t.mu.Lock()
 	t.mu.futile++
 	t.mu.stuck = true
-	t.mu.want = 0
+	t.mu.wants = t.mu.wants[:0]
 	t.roomLocked()
 	t.mu.Unlock()
 }
 
 // pressure says how many bytes have to go now, beside those that are about to (0: none), and
-// the slot size that
-// somebody waits for although there would be bytes enough (0: none).
-func (t *tier) pressure(evicting bool) (need, starving int64) {
+// the slot that somebody waits for although there would be bytes enough.
+func (t *tier) pressure(evicting bool) (need int64, starving want) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	leaving := t.leaving.Load()
@@ -272,28 +289,28 @@ func (t *tier) pressure(evicting bool) (need, starving int64) {
 	if used > limit {
 		need = used - t.low
 	}
-	if t.mu.want > 0 {
-		for _, d := range t.devs {
-			if d.rank() != rankDown && d.slots.CanAlloc(t.mu.want) {
-				t.mu.want = 0
-				return need, 0
-			}
-		}
-		if starving = t.mu.want; t.mu.leaving[starving] > 0 {
-			starving = 0 // what is on its way up leaves room of that size
+	t.mu.wants = slices.DeleteFunc(t.mu.wants, t.hasLocked)
+	for _, w := range t.mu.wants {
+		if t.mu.leaving[w] == 0 { // else what is on its way up leaves such a slot
+			return need, w
 		}
 	}
-	return need, starving
+	return need, want{}
 }
 
-// leaves counts n slots of a size that uploads will free, or, below 0, do so no more.
-func (t *tier) leaves(size, n int64) {
-	t.leaving.Add(n * size)
+// leaves counts n slots that uploads will free, or, below 0, do so no more.
+func (t *tier) leaves(slot want, n int64) {
+	t.leaving.Add(n * slot.size)
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.mu.leaving[size] += n; t.mu.leaving[size] == 0 {
-		delete(t.mu.leaving, size)
+	if t.mu.leaving[slot] += n; t.mu.leaving[slot] == 0 {
+		delete(t.mu.leaving, slot)
 	}
+}
+
+// hasLocked reports whether there is a slot that is wanted.
+func (t *tier) hasLocked(w want) bool {
+	return slices.ContainsFunc(t.devs, func(d *device) bool { return d.rank() != rankDown && d.slots.CanAlloc(w.share, w.size) })
 }
 
 // makeRoom has the evictor free room for n more bytes below the high watermark,

@@ -40,7 +40,8 @@ type leaver struct {
 	parcel
 	stays bool
 	t     *tier
-	bytes int64 // of its slot
+	bytes int64  // of its slot
+	share uint64 // of its slot
 	since time.Time
 	ahead paid        // to be given back when it is written, which pays again, or not
 	party *departures // nil: nobody waits for it
@@ -67,7 +68,10 @@ func (u *uploads) add(t *tier, hs []block.Handle, d *departures, ahead map[block
 	u.mu.Lock()
 	for _, h := range hs {
 		l := &leaver{parcel: parcel{h: h}, t: t, since: now, party: d}
-		u.o.s.table.View(h, func(e *index.Entry) { l.bytes, _ = SlotBytes(int64(e.Len)) })
+		u.o.s.table.View(h, func(e *index.Entry) {
+			l.bytes, _ = SlotBytes(int64(e.Len))
+			l.share = u.o.s.shareIn(t, e.NS)
+		})
 		if u.mu.closed || d == nil && u.mu.bytes > 0 && u.mu.bytes+l.bytes > u.most {
 			rest = append(rest, h)
 			continue
@@ -78,7 +82,7 @@ func (u *uploads) add(t *tier, hs []block.Handle, d *departures, ahead map[block
 		u.mu.bytes += l.bytes
 		u.mu.blocks++
 		queued += l.bytes
-		t.leaves(l.bytes, 1)
+		t.leaves(want{l.share, l.bytes}, 1)
 		if d != nil {
 			d.all.Add(1)
 		}
@@ -259,7 +263,7 @@ func (u *uploads) end(ls []*leaver) {
 	}
 	for _, l := range ls {
 		if !l.stays {
-			l.t.leaves(l.bytes, -1)
+			l.t.leaves(want{l.share, l.bytes}, -1)
 		}
 		if l.party != nil {
 			l.party.all.Done()

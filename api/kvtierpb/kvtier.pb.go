@@ -4562,29 +4562,32 @@ func (x *CatalogStats) GetErrors() int64 {
 
 // StatsResponse is a snapshot of the store. Counters are since the start.
 type StatsResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	UptimeMs      int64                  `protobuf:"varint,1,opt,name=uptime_ms,json=uptimeMs,proto3" json:"uptime_ms,omitempty"`
-	Namespaces    int64                  `protobuf:"varint,2,opt,name=namespaces,proto3" json:"namespaces,omitempty"`
-	Blocks        int64                  `protobuf:"varint,3,opt,name=blocks,proto3" json:"blocks,omitempty"`
-	Tiers         []*TierStats           `protobuf:"bytes,4,rep,name=tiers,proto3" json:"tiers,omitempty"`
-	Misses        map[string]int64       `protobuf:"bytes,5,rep,name=misses,proto3" json:"misses,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`   // by reason: absent, pending, expired, ...
-	Removed       map[string]int64       `protobuf:"bytes,6,rep,name=removed,proto3" json:"removed,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"` // blocks that left the store for good, by reason: evicted, expired, ...
-	Conflicts     int64                  `protobuf:"varint,7,opt,name=conflicts,proto3" json:"conflicts,omitempty"`                                                                       // puts of a key that was there with other bytes
-	Corrupt       int64                  `protobuf:"varint,8,opt,name=corrupt,proto3" json:"corrupt,omitempty"`                                                                           // blocks dropped because their bytes failed the checksum
-	Leases        int64                  `protobuf:"varint,9,opt,name=leases,proto3" json:"leases,omitempty"`                                                                             // held now
-	Reservations  int64                  `protobuf:"varint,10,opt,name=reservations,proto3" json:"reservations,omitempty"`                                                                // held now
-	Prefetch      *PrefetchStats         `protobuf:"bytes,11,opt,name=prefetch,proto3" json:"prefetch,omitempty"`
-	Watchers      int64                  `protobuf:"varint,12,opt,name=watchers,proto3" json:"watchers,omitempty"`                          // now
-	EventsLost    int64                  `protobuf:"varint,13,opt,name=events_lost,json=eventsLost,proto3" json:"events_lost,omitempty"`    // events that slow watchers missed
-	TableBytes    int64                  `protobuf:"varint,14,opt,name=table_bytes,json=tableBytes,proto3" json:"table_bytes,omitempty"`    // memory of the resident table
-	Incarnation   uint64                 `protobuf:"fixed64,15,opt,name=incarnation,proto3" json:"incarnation,omitempty"`                   // of the store: random, drawn when it is opened
-	EventSeq      uint64                 `protobuf:"varint,16,opt,name=event_seq,json=eventSeq,proto3" json:"event_seq,omitempty"`          // number of the last event
-	Pinned        int64                  `protobuf:"varint,17,opt,name=pinned,proto3" json:"pinned,omitempty"`                              // blocks that are pinned
-	PinnedBytes   int64                  `protobuf:"varint,18,opt,name=pinned_bytes,json=pinnedBytes,proto3" json:"pinned_bytes,omitempty"` // of their payload
-	Scrub         *ScrubStatus           `protobuf:"bytes,19,opt,name=scrub,proto3" json:"scrub,omitempty"`
-	Catalog       *CatalogStats          `protobuf:"bytes,20,opt,name=catalog,proto3" json:"catalog,omitempty"`
-	ByNamespace   []*NamespaceStats      `protobuf:"bytes,21,rep,name=by_namespace,json=byNamespace,proto3" json:"by_namespace,omitempty"`    // by name
-	ObjectSweeps  []*ObjectSweep         `protobuf:"bytes,30,rep,name=object_sweeps,json=objectSweeps,proto3" json:"object_sweeps,omitempty"` // of each bucket of the object tier
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	UptimeMs     int64                  `protobuf:"varint,1,opt,name=uptime_ms,json=uptimeMs,proto3" json:"uptime_ms,omitempty"`
+	Namespaces   int64                  `protobuf:"varint,2,opt,name=namespaces,proto3" json:"namespaces,omitempty"`
+	Blocks       int64                  `protobuf:"varint,3,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	Tiers        []*TierStats           `protobuf:"bytes,4,rep,name=tiers,proto3" json:"tiers,omitempty"`
+	Misses       map[string]int64       `protobuf:"bytes,5,rep,name=misses,proto3" json:"misses,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`   // by reason: absent, pending, expired, ...
+	Removed      map[string]int64       `protobuf:"bytes,6,rep,name=removed,proto3" json:"removed,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"` // blocks that left the store for good, by reason: evicted, expired, ...
+	Conflicts    int64                  `protobuf:"varint,7,opt,name=conflicts,proto3" json:"conflicts,omitempty"`                                                                       // puts of a key that was there with other bytes
+	Corrupt      int64                  `protobuf:"varint,8,opt,name=corrupt,proto3" json:"corrupt,omitempty"`                                                                           // blocks dropped because their bytes failed the checksum
+	Leases       int64                  `protobuf:"varint,9,opt,name=leases,proto3" json:"leases,omitempty"`                                                                             // held now
+	Reservations int64                  `protobuf:"varint,10,opt,name=reservations,proto3" json:"reservations,omitempty"`                                                                // held now
+	Prefetch     *PrefetchStats         `protobuf:"bytes,11,opt,name=prefetch,proto3" json:"prefetch,omitempty"`
+	Watchers     int64                  `protobuf:"varint,12,opt,name=watchers,proto3" json:"watchers,omitempty"`                          // now
+	EventsLost   int64                  `protobuf:"varint,13,opt,name=events_lost,json=eventsLost,proto3" json:"events_lost,omitempty"`    // events that slow watchers missed
+	TableBytes   int64                  `protobuf:"varint,14,opt,name=table_bytes,json=tableBytes,proto3" json:"table_bytes,omitempty"`    // memory of the resident table
+	Incarnation  uint64                 `protobuf:"fixed64,15,opt,name=incarnation,proto3" json:"incarnation,omitempty"`                   // of the store: random, drawn when it is opened
+	EventSeq     uint64                 `protobuf:"varint,16,opt,name=event_seq,json=eventSeq,proto3" json:"event_seq,omitempty"`          // number of the last event
+	Pinned       int64                  `protobuf:"varint,17,opt,name=pinned,proto3" json:"pinned,omitempty"`                              // blocks that are pinned
+	PinnedBytes  int64                  `protobuf:"varint,18,opt,name=pinned_bytes,json=pinnedBytes,proto3" json:"pinned_bytes,omitempty"` // of their payload
+	Scrub        *ScrubStatus           `protobuf:"bytes,19,opt,name=scrub,proto3" json:"scrub,omitempty"`
+	Catalog      *CatalogStats          `protobuf:"bytes,20,opt,name=catalog,proto3" json:"catalog,omitempty"`
+	ByNamespace  []*NamespaceStats      `protobuf:"bytes,21,rep,name=by_namespace,json=byNamespace,proto3" json:"by_namespace,omitempty"` // by name
+	// Chunks of a DRAM tier that is shared by namespaces with other readers and writers:
+	ChunksPassed  int64          `protobuf:"varint,22,opt,name=chunks_passed,json=chunksPassed,proto3" json:"chunks_passed,omitempty"` // that went from some to others
+	ChunksStuck   int64          `protobuf:"varint,23,opt,name=chunks_stuck,json=chunksStuck,proto3" json:"chunks_stuck,omitempty"`    // that should have and could not
+	ObjectSweeps  []*ObjectSweep `protobuf:"bytes,30,rep,name=object_sweeps,json=objectSweeps,proto3" json:"object_sweeps,omitempty"`  // of each bucket of the object tier
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4764,6 +4767,20 @@ func (x *StatsResponse) GetByNamespace() []*NamespaceStats {
 		return x.ByNamespace
 	}
 	return nil
+}
+
+func (x *StatsResponse) GetChunksPassed() int64 {
+	if x != nil {
+		return x.ChunksPassed
+	}
+	return 0
+}
+
+func (x *StatsResponse) GetChunksStuck() int64 {
+	if x != nil {
+		return x.ChunksStuck
+	}
+	return 0
 }
 
 func (x *StatsResponse) GetObjectSweeps() []*ObjectSweep {
@@ -7354,7 +7371,7 @@ const file_kvtier_proto_rawDesc = "" +
 	"\x05state\x18\x01 \x01(\tR\x05state\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\"\n" +
 	"\rsince_unix_ms\x18\x03 \x01(\x03R\vsinceUnixMs\x12\x16\n" +
-	"\x06errors\x18\x04 \x01(\x03R\x06errors\"\xe4\a\n" +
+	"\x06errors\x18\x04 \x01(\x03R\x06errors\"\xac\b\n" +
 	"\rStatsResponse\x12\x1b\n" +
 	"\tuptime_ms\x18\x01 \x01(\x03R\buptimeMs\x12\x1e\n" +
 	"\n" +
@@ -7381,7 +7398,9 @@ const file_kvtier_proto_rawDesc = "" +
 	"\fpinned_bytes\x18\x12 \x01(\x03R\vpinnedBytes\x12,\n" +
 	"\x05scrub\x18\x13 \x01(\v2\x16.kvtier.v1.ScrubStatusR\x05scrub\x121\n" +
 	"\acatalog\x18\x14 \x01(\v2\x17.kvtier.v1.CatalogStatsR\acatalog\x12<\n" +
-	"\fby_namespace\x18\x15 \x03(\v2\x19.kvtier.v1.NamespaceStatsR\vbyNamespace\x12;\n" +
+	"\fby_namespace\x18\x15 \x03(\v2\x19.kvtier.v1.NamespaceStatsR\vbyNamespace\x12#\n" +
+	"\rchunks_passed\x18\x16 \x01(\x03R\fchunksPassed\x12!\n" +
+	"\fchunks_stuck\x18\x17 \x01(\x03R\vchunksStuck\x12;\n" +
 	"\robject_sweeps\x18\x1e \x03(\v2\x16.kvtier.v1.ObjectSweepR\fobjectSweeps\x1a9\n" +
 	"\vMissesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +

@@ -125,6 +125,8 @@ func (c *storeCollector) addStore() {
 	c.store.add(counter, "conflicts_total", "Puts of a key that was there with other bytes.", func(s *block.Stats) float64 { return float64(s.Conflicts) })
 	c.store.add(counter, "corrupt_total", "Blocks dropped because their bytes failed their checksum.", func(s *block.Stats) float64 { return float64(s.Corrupt) })
 	c.store.add(gauge, "leases", "Leases that are held.", func(s *block.Stats) float64 { return float64(s.Leases) })
+	c.store.add(counter, "chunks_passed_total", "Chunks of the DRAM tier that went to namespaces with other readers and writers.", func(s *block.Stats) float64 { return float64(s.ChunksPassed) })
+	c.store.add(counter, "chunks_stuck_total", "Chunks of the DRAM tier that should have gone to others and could not.", func(s *block.Stats) float64 { return float64(s.ChunksStuck) })
 	c.store.add(gauge, "reservations", "Reservations not committed yet.", func(s *block.Stats) float64 { return float64(s.Reservations) })
 	c.store.add(gauge, "watchers", "Watchers of events.", func(s *block.Stats) float64 { return float64(s.Watchers) })
 	c.store.add(counter, "events_lost_total", "Events that a watcher was too slow for.", func(s *block.Stats) float64 { return float64(s.EventsLost) })

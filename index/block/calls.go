@@ -347,18 +347,21 @@ type Stats struct {
 	Corrupt      int64            // copies of blocks that failed their checksum
 	Leases       int64            // now
 	Reservations int64            // now
-	Prefetch     PrefetchStats
-	Watchers     int64  // now
-	EventsLost   int64  // that slow watchers missed
-	TableBytes   int64  // memory of the resident table
-	Incarnation  uint64 // of the store: random, drawn when it is opened
-	EventSeq     uint64 // of the last event
-	Pinned       int64  // blocks that are pinned
-	PinnedBytes  int64  // of their payload
-	Scrub        ScrubStatus
-	Catalog      CatalogStats
-	ObjectSweeps []ObjectSweep    // of each bucket of G4
-	ByNamespace  []NamespaceStats // by name
+	// Chunks of a partitioned G2 that have passed to another share, and how often one could
+	// not.
+	ChunksPassed, ChunksStuck int64
+	Prefetch                  PrefetchStats
+	Watchers                  int64  // now
+	EventsLost                int64  // that slow watchers missed
+	TableBytes                int64  // memory of the resident table
+	Incarnation               uint64 // of the store: random, drawn when it is opened
+	EventSeq                  uint64 // of the last event
+	Pinned                    int64  // blocks that are pinned
+	PinnedBytes               int64  // of their payload
+	Scrub                     ScrubStatus
+	Catalog                   CatalogStats
+	ObjectSweeps              []ObjectSweep    // of each bucket of G4
+	ByNamespace               []NamespaceStats // by name
 }
 
 // NamespaceStats counts what matches, but for quiet ones, and gets asked a namespace for.

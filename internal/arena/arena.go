@@ -63,6 +63,8 @@ type Arena struct {
 		measured bool
 		obtained Obtained
 	}
+	opt  Options
+	file sync.Mutex // guards fds
 }
 
 // mapping is a range of addresses that the arena owns. Around a chunk it has
@@ -101,6 +103,7 @@ func New(size int64, o *Options) (*Arena, error) {
 		size:      (size + HugeBytes - 1) / HugeBytes * HugeBytes,
 		chunkSize: opt.ChunkBytes,
 		log:       opt.Logger,
+		opt:       opt,
 		populated: make(chan struct{}),
 		stop:      make(chan struct{}),
 	}
@@ -156,6 +159,8 @@ func (a *Arena) Slice(off, n int64) []byte {
 // Fd is the memfd behind a chunk, sealed against any change of size, or -1 in
 // an anonymous arena. The arena keeps owning it.
 func (a *Arena) Fd(chunk int) int {
+	a.file.Lock()
+	defer a.file.Unlock()
 	if a.fds == nil {
 		return -1
 	}
@@ -216,15 +221,28 @@ func (a *Arena) mapChunks(o *Options) error {
 // mapMemfd maps n bytes of a new memfd by the given function and keeps its
 // descriptor.
 func (a *Arena) mapMemfd(name string, n int64, flags int, mapFd func(fd int, n int64) ([]byte, error)) ([]byte, error) {
+	fd, err := makeMemfd(name, n, flags)
+	if err != nil {
+		return nil, err
+	}
+	b, err := mapFd(fd, n)
+	if err != nil {
+		return nil, errors.Join(err, unix.Close(fd))
+	}
+	a.fds = append(a.fds, fd)
+	return b, nil
+}
+
+// makeMemfd makes a memfd of n bytes whose size nobody can change.
+func makeMemfd(name string, n int64, flags int) (fd int, err error) {
 	flags |= unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
-	fd, err := unix.MemfdCreate(name, flags|unix.MFD_NOEXEC_SEAL)
+	fd, err = unix.MemfdCreate(name, flags|unix.MFD_NOEXEC_SEAL)
 	if errors.Is(err, unix.EINVAL) { // MFD_NOEXEC_SEAL came with Linux 6.3
 		fd, err = unix.MemfdCreate(name, flags)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("memfd_create %s: %w", name, err)
+		return -1, fmt.Errorf("memfd_create %s: %w", name, err)
 	}
-	var b []byte
 	if err = unix.Ftruncate(fd, n); err != nil {
 		err = fmt.Errorf("ftruncate memfd: %w", err)
 	} else if err = unix.Fchmod(fd, 0o600); err != nil {
@@ -233,14 +251,11 @@ func (a *Arena) mapMemfd(name string, n int64, flags int, mapFd func(fd int, n i
 	} else if _, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
 		// A peer that could shrink the file would kill this process by SIGBUS.
 		err = fmt.Errorf("seal memfd: %w", err)
-	} else {
-		b, err = mapFd(fd, n)
 	}
 	if err != nil {
-		return nil, errors.Join(err, unix.Close(fd))
+		return -1, errors.Join(err, unix.Close(fd))
 	}
-	a.fds = append(a.fds, fd)
-	return b, nil
+	return fd, nil
 }
 
 // mapHugetlb maps a memfd of reserved huge pages. The kernel aligns it, and

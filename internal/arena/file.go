@@ -17,10 +17,8 @@ func (a *Arena) FileOf(addr, n uint64) (fd int, off int64, ok bool) {
 		if addr < from || addr-from > uint64(len(c)) || n > uint64(len(c))-(addr-from) {
 			continue
 		}
-		if a.fds == nil {
-			break
-		}
-		return a.fds[i], int64(addr - from), true
+		fd = a.Fd(i)
+		return fd, int64(addr - from), fd >= 0
 	}
 	return -1, 0, false
 }
