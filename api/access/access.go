@@ -167,6 +167,23 @@ func (l *List) ByUID(uid uint32) *Identity {
 	return nil
 }
 
+// Share is the same for two namespaces whose readers and writers are the same.
+func (l *List) Share(namespace string) string {
+	b := make([]byte, len(l.all))
+	for i, id := range l.all {
+		b[i] = byte(id.Rights(namespace))
+	}
+	return string(b)
+}
+
+// Divides reports whether there can be namespaces that do not have the same readers and
+// writers: somebody's rights depend on the name.
+func (l *List) Divides() bool {
+	return slices.ContainsFunc(l.all, func(i *Identity) bool {
+		return len(i.read) > 0 && !slices.Contains(i.read, everything) || len(i.write) > 0 && !slices.Contains(i.write, everything)
+	})
+}
+
 // Users reports whether somebody is known by a user of this host.
 func (l *List) Users() bool {
 	return slices.ContainsFunc(l.all, func(i *Identity) bool { return i.uid != nil })

@@ -207,3 +207,46 @@ func FuzzParse(f *testing.F) {
 		l.ByToken("a").Rights("abc")
 	})
 }
+
+// TestShare: namespaces are of one share when the same may read and the same may write.
+func TestShare(t *testing.T) {
+	parse := func(identities string) *access.List {
+		t.Helper()
+		l, err := access.Parse([]byte(`{"identities": [` + identities + `]}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l
+	}
+	l := parse(`{"name": "a", "uid": 1, "read": ["a-*", "common"], "write": ["a-*"]},
+		{"name": "b", "uid": 2, "read": ["b-*", "common"], "write": ["b-*"]},
+		{"name": "op", "uid": 3, "read": ["*"], "write": ["*"]}`)
+	for _, tt := range []struct {
+		x, y string
+		same bool
+	}{
+		{"a-1", "a-2", true},
+		{"a-1", "b-1", false},
+		{"common", "a-1", false},
+		{"common", "other", false},
+		{"other", "another", true},
+	} {
+		if same := l.Share(tt.x) == l.Share(tt.y); same != tt.same {
+			t.Errorf("%s and %s are of one share: %v, want %v", tt.x, tt.y, same, tt.same)
+		}
+	}
+	if !l.Divides() {
+		t.Error("it divides nothing")
+	}
+	for _, all := range []string{
+		`{"name": "op", "uid": 3, "read": ["*"], "write": ["*"]}`,
+		`{"name": "op", "uid": 3, "read": ["x", "*"], "write": ["*"]}, {"name": "auditor", "uid": 4, "read": ["*"]}`,
+	} {
+		if parse(all).Divides() {
+			t.Errorf("%s divides namespaces", all)
+		}
+	}
+	if access.Single("x").Divides() {
+		t.Error("a single token divides namespaces")
+	}
+}

@@ -81,7 +81,8 @@ type Client struct {
 	conn    *frame.Conn
 	welcome WelcomeMessage
 	log     *slog.Logger
-	memory  []*arena.Shared // the store's; nil: not shared
+	memory  []*arena.Shared // the store's; nil: not shared as a whole
+	chunks  *chunkTable     // of its memory, those that come; nil: none do
 	keep    bool            // places for puts to come
 	held    *socket         // with regions: what tells when the server touches them no more
 
@@ -150,21 +151,37 @@ func Dial(ctx context.Context, network, address string, opts *ClientOptions) (*C
 		return nil, fail(err)
 	}
 	var memory []*arena.Shared
-	if welcome.Features&FeatureShared != 0 {
+	var chunks *chunkTable
+	switch {
+	case welcome.Features&FeatureShared != 0:
 		memory, err = mapChunks(files, welcome.Chunks)
 		if err != nil {
 			o.Logger.Warn("session goes on without shared memory", "peer", peer, "err", err)
 		}
+	case welcome.Features&FeatureChunks != 0:
+		if len(files) == 0 {
+			_ = conn.Close() // it is of no use
+			return nil, fail(invalid("server has passed no socket for the files of its memory"))
+		}
+		if chunks, err = newChunkTable(files[0], o.Logger); err != nil {
+			_ = conn.Close() // the error says more
+			closeFiles(files[1:])
+			return nil, fail(&lost{err})
+		}
+		files = files[1:]
 	}
 	closeFiles(files)
 	var held *socket
 	if len(o.Regions) > 0 {
 		if held, err = holdSocket(conn); err != nil {
 			_ = conn.Close() // the error says more
-			return nil, errors.Join(fail(err), unmapChunks(memory))
+			return nil, errors.Join(fail(err), unmapChunks(memory), chunks.close())
 		}
 	}
-	return newClient(network, peer, conn, welcome, memory, held, &o), nil
+	c := newClient(network, peer, conn, welcome, held, &o)
+	c.memory, c.chunks = memory, chunks
+	c.start(&o)
+	return c, nil
 }
 
 // connect opens the connection and, where it is wanted, its TLS.
@@ -202,7 +219,7 @@ func greet(ctx context.Context, conn net.Conn, o *ClientOptions) (w WelcomeMessa
 		Message: uint32(o.Message),
 	}
 	if _, ok := conn.(*net.UnixConn); ok && !o.NoShared {
-		h.Features |= FeatureShared
+		h.Features |= FeatureShared | FeatureChunks
 	}
 	fds, err := offer(&h, o.Regions, conn)
 	if err != nil {
@@ -259,7 +276,7 @@ type lost struct{ cause error }
 func (e *lost) Error() string   { return block.ErrDisconnected.Error() + ": " + e.cause.Error() }
 func (e *lost) Unwrap() []error { return []error{block.ErrDisconnected, e.cause} }
 
-func newClient(network, peer string, conn net.Conn, w WelcomeMessage, memory []*arena.Shared, held *socket, o *ClientOptions) *Client {
+func newClient(network, peer string, conn net.Conn, w WelcomeMessage, held *socket, o *ClientOptions) *Client {
 	w.Message = min(w.Message, uint32(o.Message))
 	w.Keys = min(w.Keys, uint32(keysOf(int(w.Message))))
 	w.Grants = min(w.Grants, w.Keys)
@@ -270,7 +287,7 @@ func newClient(network, peer string, conn net.Conn, w WelcomeMessage, memory []*
 		calls = min(calls, o.Calls)
 	}
 	c := &Client{
-		network: network, peer: peer, conn: frame.NewConn(conn, &fo), welcome: w, log: o.Logger, memory: memory, keep: !o.NoGrants, held: held,
+		network: network, peer: peer, conn: frame.NewConn(conn, &fo), welcome: w, log: o.Logger, keep: !o.NoGrants, held: held,
 		slots: make(chan struct{}, calls), flight: semaphore.NewWeighted(c64(w.Bytes)), ended: make(chan struct{}),
 	}
 	c.mu.calls = make(map[uint64]*pending)
@@ -278,6 +295,11 @@ func newClient(network, peer string, conn net.Conn, w WelcomeMessage, memory []*
 	c.records.New = func() any { return &pending{done: make(chan struct{}, 1)} }
 	c.grants.init(int(w.Grants), c64(w.GrantBytes))
 	c.later.wake = make(chan struct{}, 1)
+	return c
+}
+
+// start lets the connection be read.
+func (c *Client) start(o *ClientOptions) {
 	if c.passed() {
 		for _, id := range o.GiveBack {
 			c.later.grant(id)
@@ -288,7 +310,6 @@ func newClient(network, peer string, conn net.Conn, w WelcomeMessage, memory []*
 		c.end(err)
 	})
 	c.work.Go(c.housekeeping)
-	return c
 }
 
 // c64 is a count of bytes that the other side told, as far as it fits.
@@ -332,7 +353,7 @@ func (c *Client) Close() (err error) {
 			// Calls that ended with the connection have put theirs back since.
 			c.leftover = append(append(left, c.grants.drop()...), c.later.unsent()...)
 		}
-		err = errors.Join(c.quietRegions(), unmapChunks(c.memory))
+		err = errors.Join(c.quietRegions(), unmapChunks(c.memory), c.chunks.close())
 	})
 	return err
 }
@@ -381,14 +402,14 @@ func (c *Client) Peer() string { return c.peer }
 // Network is the network that was dialled.
 func (c *Client) Network() string { return c.network }
 
-// Shared reports whether the client has the store's memory, and copies in and out of it
-// itself; only out where it may not write all that is there.
-func (c *Client) Shared() bool { return c.memory != nil }
+// Shared reports whether the client has the store's memory, or what it may use of it, and
+// copies in and out of it itself; only out where it may not write all that is there.
+func (c *Client) Shared() bool { return c.memory != nil || c.chunks != nil }
 
 // passed reports whether the server has passed its memory to be written to, so that it
 // holds places until it is told that nobody does: also where it could not be mapped.
 func (c *Client) passed() bool {
-	return c.welcome.Features&FeatureShared != 0 && (c.memory == nil || c.memory[0].Writable())
+	return c.welcome.Features&FeatureChunks != 0 || c.welcome.Features&FeatureShared != 0 && (c.memory == nil || c.memory[0].Writable())
 }
 
 // Welcome is what the server said of itself, and the limits that it set.

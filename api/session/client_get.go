@@ -140,7 +140,7 @@ func (c *Client) getPart(ctx context.Context, ns *Namespace, items []GetItem, by
 	defer c.release(k)
 	c.counts.gets.Add(int64(len(items)))
 	var flags uint16
-	if c.memory != nil && !o.NoPromote {
+	if c.Shared() && !o.NoPromote {
 		flags = FlagInPlace
 	}
 	for i := range items {
@@ -253,11 +253,15 @@ func (c *Client) gotBlock(k *pending, i int, it *GetItem, hashLen int) (GetResul
 		r.Err = fmt.Errorf("get %s: %w", it.Hash.Hex(hashLen), invalid("memory of %d bytes for %d of a block", len(it.Into), g.Len))
 		return r, nil
 	case g.Chunk != NoChunk:
-		src := c.at(g.Chunk, g.Offset, int(g.Len), false)
-		if src == nil || !whole {
+		src, ok := c.at(g.Chunk, g.Offset, int(g.Len), false)
+		if !ok || !whole {
 			return r, c.giveUp("server lent %d bytes at %d of chunk %d", g.Len, g.Offset, g.Chunk)
 		}
-		if copySum(it.Into[:g.Len], src) != g.Sum {
+		defer c.letGo(src)
+		if src.mem == nil {
+			return GetResult{Reason: block.MissNoRoom}, nil // and it is sent
+		}
+		if copySum(it.Into[:g.Len], src.mem) != g.Sum {
 			return GetResult{Reason: block.MissCorrupt, Tier: g.Tier, Total: g.Total}, nil
 		}
 		c.counts.inPlace.Add(1)

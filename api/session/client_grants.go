@@ -279,11 +279,13 @@ func (c *Client) newGrants(to []grant, ns block.NamespaceID, m *GrantedMessage) 
 		if p.Size == 0 || p.Size > block.MaxBlockBytes {
 			return to, c.giveUp("server granted a place of %d bytes", p.Size)
 		}
-		unmapped := c.passed() && c.memory == nil // then the bytes are sent
-		if p.Chunk != NoChunk && !unmapped {
-			if g.mem = c.at(p.Chunk, p.Offset, g.size, true); g.mem == nil {
+		if p.Chunk != NoChunk {
+			at, ok := c.at(p.Chunk, p.Offset, g.size, true)
+			if !ok {
 				return to, c.giveUp("server granted %d bytes at %d of chunk %d", p.Size, p.Offset, p.Chunk)
 			}
+			c.letGo(at) // while something is granted there the chunk stays
+			g.mem = at.mem
 		}
 		to = append(to, g)
 	}

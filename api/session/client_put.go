@@ -78,7 +78,7 @@ func (c *Client) putAll(ctx context.Context, ns *Namespace, blocks []PutBlock, o
 		return 0, err
 	}
 	defer c.release(k)
-	if c.memory != nil {
+	if c.Shared() {
 		if err := c.useMemory(); err != nil {
 			return 0, err
 		}

@@ -49,15 +49,44 @@ func closeFiles(files []int) {
 	}
 }
 
-// at is a place in the store's memory, nil when there is no such place, or when it is to
-// be written to and may not be.
-func (c *Client) at(chunk uint32, offset uint64, n int, write bool) []byte {
-	if int64(chunk) >= int64(len(c.memory)) || write && !c.memory[chunk].Writable() {
-		return nil
+// shared is a piece of the store's memory.
+type shared struct {
+	mem []byte       // nil: this side could not map it
+	in  *passedChunk // keeps it mapped until letGo; nil: it stays as long as the client
+}
+
+// at is a place in the store's memory. It is not ok when there is no such place, or when
+// it is to be written to and may not be.
+func (c *Client) at(chunk uint32, offset uint64, n int, write bool) (p shared, ok bool) {
+	var m *arena.Shared
+	switch {
+	case c.chunks != nil:
+		p.in = c.chunks.use(chunk)
+		if p.in == nil {
+			return p, false
+		}
+		m = p.in.m
+	case c.memory != nil && int64(chunk) < int64(len(c.memory)):
+		m = c.memory[chunk]
+	case c.passed() && c.memory == nil: // none could be mapped
+	default:
+		return p, false
 	}
-	b := c.memory[chunk].Bytes()
-	if offset > uint64(len(b)) || uint64(n) > uint64(len(b))-offset {
-		return nil
+	if m == nil {
+		return p, true
 	}
-	return b[offset : offset+uint64(n) : offset+uint64(n)]
+	b := m.Bytes()
+	if offset > uint64(len(b)) || uint64(n) > uint64(len(b))-offset || write && !m.Writable() {
+		c.letGo(p)
+		return p, false
+	}
+	p.mem = b[offset : offset+uint64(n) : offset+uint64(n)]
+	return p, true
+}
+
+// letGo ends the use of a place.
+func (c *Client) letGo(p shared) {
+	if p.in != nil {
+		c.chunks.done(p.in)
+	}
 }

@@ -54,6 +54,10 @@ func examples() []example {
 			MinVersion: 1, MaxVersion: 1, Features: session.FeatureShared, Calls: 64, Bytes: 64 << 20, Token: "secret", Name: "worker-0",
 			Message: 1 << 20,
 		}},
+		{name: "hello_chunks", header: hello, message: &session.HelloMessage{
+			MinVersion: 1, MaxVersion: 1, Features: session.FeatureShared | session.FeatureChunks, Token: "secret", Name: "worker-0", Message: 1 << 20,
+		}},
+		msg("passed", session.CodePassed, 0, &session.PassedMessage{Chunk: 9, Length: 66 << 20, Gone: []uint32{4, 7}}),
 		{name: "hello_regions", header: hello, message: &session.HelloMessage{
 			MinVersion: 1, MaxVersion: 1, Features: session.FeatureRegions, Calls: 64, Bytes: 64 << 20, Name: "worker-0",
 			Regions: []session.HelloRegion{{Length: 1 << 30}, {Length: 4096, ReadOnly: true, Path: "/dev/shm/kv"}},
@@ -397,7 +401,7 @@ func all() []message {
 		&session.LocateMessage{}, &session.LocatedMessage{}, &session.WatchMessage{}, &session.EventsMessage{},
 		&session.RevokeMessage{}, &session.FailedMessage{},
 		&session.OpenMessage{}, &session.OpenedMessage{}, &session.PinMessage{}, &session.PinnedMessage{},
-		&session.RegionGetMessage{}, &session.RegionPutMessage{},
+		&session.RegionGetMessage{}, &session.RegionPutMessage{}, &session.PassedMessage{},
 	}
 }
 

@@ -233,7 +233,7 @@ func (w *getWork) forget() {
 // What lies in memory is lent at once.
 func (s *session) lend(id uint64, m *GetMessage, beyond int) error {
 	switch {
-	case s.memory&access.Read == 0:
+	case !s.shares():
 		return s.fail(id, invalid("flags: %#x: this session does not share memory", m.Flags))
 	case m.Flags&FlagRanges != 0:
 		return s.fail(id, invalid("flags: %#x: blocks are lent whole", m.Flags))
@@ -253,7 +253,7 @@ func (s *session) lend(id uint64, m *GetMessage, beyond int) error {
 		}
 		if o.NoPromote || !slices.ContainsFunc(loans, func(l block.Loan) bool { return l.Reason == block.MissNoRoom }) {
 			s.leases.add(lease)
-			return s.reply(id, CodeGot, lent(loans, lease, beyond))
+			return s.reply(id, CodeGot, s.lent(m.NS, loans, lease, beyond))
 		}
 		if lease.ID != 0 {
 			_ = s.srv.store.ReleaseLease(lease.ID) // it may have run out
@@ -273,15 +273,21 @@ func (s *session) lend(id uint64, m *GetMessage, beyond int) error {
 		}
 		s.leases.add(lease)
 		c.end()
-		return s.send(s.ctx, id, CodeGot, lent(loans, lease, beyond).Append(nil))
+		return s.send(s.ctx, id, CodeGot, s.lent(ns, loans, lease, beyond).Append(nil))
 	})
 }
 
-func lent(loans []block.Loan, lease block.Lease, beyond int) *GotMessage {
+// lent says where loans lie. What is in memory that the client is not passed it gets
+// otherwise.
+func (s *session) lent(ns block.NamespaceID, loans []block.Loan, lease block.Lease, beyond int) *GotMessage {
 	m := &GotMessage{Lease: lease.ID, LeaseMS: millis(lease.Left), Blocks: make([]GotBlock, len(loans)+beyond)}
 	for i, l := range loans {
 		m.Blocks[i] = GotBlock{Reason: l.Reason, Tier: l.Tier, Chunk: NoChunk}
-		if l.Reason == block.Hit {
+		switch {
+		case l.Reason != block.Hit:
+		case !s.mapsChunk(l.Chunk, ns, access.Read):
+			m.Blocks[i].Reason = block.MissNoRoom
+		default:
 			m.Blocks[i] = GotBlock{Tier: l.Tier, Len: l.Len, Total: l.Len, Chunk: uint32(l.Chunk), Offset: uint64(l.Offset), Sum: l.Sum}
 		}
 	}

@@ -75,8 +75,14 @@ func (s *Server) hello(c net.Conn) (*session, error) {
 		fds, sent = s.share(sess, c, &w)
 		defer sent()
 	}
+	if m.Features&FeatureChunks != 0 && fds == nil {
+		var sent func()
+		fds, sent = s.pass(sess, c, &w)
+		defer sent()
+	}
 	if err := s.register(sess); err != nil {
 		sess.unregister()
+		sess.passing.close()
 		s.refuse(c, err)
 		return nil, err
 	}
@@ -86,6 +92,7 @@ func (s *Server) hello(c net.Conn) (*session, error) {
 	if err := frame.SendHello(c, w.Append(nil), fds); err != nil {
 		sess.cancel()
 		sess.unregister()
+		sess.passing.close()
 		s.stats.refused.Add(1)
 		s.retire(sess)
 		return nil, fmt.Errorf("welcome: %w", err)

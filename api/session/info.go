@@ -57,7 +57,7 @@ func (s *Server) Sessions() []Info {
 
 func (s *session) info() Info {
 	i := Info{
-		ID: s.id, Name: s.name, Identity: s.identity.Name(), Peer: s.peer, Shared: s.memory != 0, Age: time.Since(s.began),
+		ID: s.id, Name: s.name, Identity: s.identity.Name(), Peer: s.peer, Shared: s.shares(), Age: time.Since(s.began),
 		LeasesLimit: s.leases.own.Most(), IdentityUsage: s.identity.Usage(),
 	}
 	i.Calls, i.CallBytes = s.flight.count()

@@ -43,6 +43,7 @@ const (
 	CodePinned     Code = 25
 	CodeRegionGet  Code = 26 // into regions of the client's; answered by CodeGot, without data
 	CodeRegionPut  Code = 27 // out of them; answered by CodePutDone, without places
+	CodePassed     Code = 28 // a chunk of the store's memory, on the socket of its own that FeatureChunks brings
 
 	lastCode = CodeRegionPut
 )
@@ -84,6 +85,10 @@ const (
 	// FeatureRegions: the client's hello lists regions, files of its own that the server
 	// moves bytes to and from, over a unix socket.
 	FeatureRegions
+	// FeatureChunks: the store's memory is in chunks of which each client may have some.
+	// Their files are passed over a socket that comes with the server's hello, each before
+	// a place in it is told, over a unix socket.
+	FeatureChunks
 )
 
 // Limits of the messages, which keep each within frame.MaxMessage.

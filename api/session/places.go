@@ -5,6 +5,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kvtier/kvtier/api/access"
 	"github.com/kvtier/kvtier/index/block"
 )
 
@@ -15,6 +16,7 @@ type place struct {
 	ns      block.NamespaceID
 	mem     []byte
 	used    time.Time // when it was granted, or data began to land
+	mapped  bool      // the client can write there itself
 	landing bool
 	filled  int64
 	whole   block.Sum // the checksum when all came in one frame
@@ -117,9 +119,10 @@ func (ps *places) add(ns block.NamespaceID, size int64, n int, grants []block.Gr
 	ps.mu.bytes -= int64(less) * size
 	for i := range grants {
 		g := &grants[i]
-		ps.mu.open[g.ID] = &place{id: g.ID, ns: ns, mem: g.Mem, used: now}
+		p := &place{id: g.ID, ns: ns, mem: g.Mem, mapped: ps.s.mapsChunk(g.Chunk, ns, access.Write), used: now}
+		ps.mu.open[g.ID] = p
 		t := GrantedPlace{Grant: g.ID, Size: uint32(size), Chunk: NoChunk}
-		if ps.s.process != nil {
+		if p.mapped {
 			t.Chunk, t.Offset = uint32(g.Chunk), uint64(g.Offset)
 		}
 		told = append(told, t)
@@ -160,7 +163,7 @@ func (ps *places) take(ns block.NamespaceID, it *PutItem) (size int64, unseen []
 		return size, nil, invalid("namespace: %d, the grant is one of %d", ns, p.ns)
 	case n == 0 || n > size:
 		return size, nil, invalid("length: %d bytes in a place of %d", n, size)
-	case ps.s.process != nil && p.filled == 0:
+	case p.mapped && p.filled == 0:
 		return size, p.mem[:n:n], nil
 	case p.filled != n:
 		return size, nil, invalid("length: %d bytes, of which %d have come in order", n, p.filled)
@@ -241,7 +244,7 @@ func (ps *places) expire() {
 		}
 		p.drop()
 		out = append(out, id)
-		if ps.s.process == nil {
+		if !p.mapped {
 			ps.close(p)
 			back = append(back, id)
 			continue
@@ -268,9 +271,13 @@ func (ps *places) expire() {
 func (ps *places) end() {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	var ids []uint64
+	var ids, own []uint64 // that the client can write, and that only this side can
 	for id, p := range ps.mu.open {
-		ids = append(ids, id)
+		if p.mapped {
+			ids = append(ids, id)
+		} else {
+			own = append(own, id)
+		}
 		p.drop()
 	}
 	for id := range ps.mu.revoked {
@@ -281,9 +288,8 @@ func (ps *places) end() {
 	if ps.mu.timer != nil {
 		ps.mu.timer.Stop()
 	}
+	ps.s.srv.store.AbortGrants(own)
 	switch p := ps.s.process; {
-	case p == nil:
-		ps.s.srv.store.AbortGrants(ids)
 	case len(ids) == 0:
 		p.close()
 	default:

@@ -27,6 +27,7 @@ type session struct {
 	cred     *unix.Ucred  // of the client, over a unix socket; else nil
 	memory   access.Right // what the client may do with the store's memory; 0: it has none
 	process  *process     // of the client, when it may write there
+	passing  *passing     // of chunks of that memory to the client; nil: it is passed none, or all with the hello
 	calls    int          // limits
 	bytes    int64
 	keys     int // and grants, at most: of one message
@@ -71,7 +72,7 @@ func (s *session) init() {
 // run serves the session until its connection ends, and gives back what it held.
 func (s *session) run() {
 	log := s.srv.log.With("session", fmt.Sprintf("%016x", s.id), "client", s.name, "identity", s.identity.Name(), "peer", s.peer)
-	log.Debug("session begins", "shared", s.memory != 0, "regions", len(s.regions.all))
+	log.Debug("session begins", "shared", s.shares(), "regions", len(s.regions.all))
 	stop := context.AfterFunc(s.ctx, func() { _ = s.conn.Close() }) // which never fails
 	if !s.flight.begin() {
 		s.cancel() // the server began to drain before this session did
@@ -90,12 +91,16 @@ func (s *session) run() {
 	s.leases.end()
 	s.srv.retire(s)
 	s.held.close()
+	s.passing.close()
 	if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) {
 		log.Debug("session ends")
 	} else {
 		log.Info("session is broken off", "err", err)
 	}
 }
+
+// shares reports whether the client maps the store's memory, or parts of it.
+func (s *session) shares() bool { return s.memory != 0 || s.passing != nil }
 
 // drain lets calls end that are under way, but not begin, and then the session.
 func (s *session) drain() {

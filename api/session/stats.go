@@ -7,7 +7,7 @@ import (
 )
 
 type counters struct {
-	accepted, refused, busy, corrupt, expired atomic.Int64
+	accepted, refused, busy, corrupt, expired, unpassed atomic.Int64
 
 	bytesIn, bytesOut, skipped atomic.Int64 // of sessions that have ended
 	calls                      [lastCode + 1]atomic.Int64
@@ -35,6 +35,7 @@ type Stats struct {
 	Busy     int64 // keys and calls refused with StatusBusy, those beyond an identity's limits included
 	Corrupt  int64 // puts whose bytes came with another checksum
 	Expired  int64 // places that were granted and not used in time
+	Unpassed int64 // places and blocks that a client was not told of in memory, since the file could not be passed
 	BytesIn  int64 // payloads of frames
 	BytesOut int64
 	Skipped  int64 // of BytesIn, data for places that were not there
@@ -53,7 +54,7 @@ func (s *Server) Stats() Stats {
 	c := &s.stats
 	st := Stats{
 		Orphans: s.orphans.count(), Accepted: c.accepted.Load(), Refused: c.refused.Load(), Busy: c.busy.Load(),
-		Corrupt: c.corrupt.Load(), Expired: c.expired.Load(), Calls: make(map[Code]int64),
+		Corrupt: c.corrupt.Load(), Expired: c.expired.Load(), Unpassed: c.unpassed.Load(), Calls: make(map[Code]int64),
 		RegionIn: c.regionIn.Load(), RegionOut: c.regionOut.Load(), RegionFaults: c.regionFaults.Load(),
 		Openings: int64(len(s.openings.slots)), OpenLate: c.openLate.Load(),
 	}

@@ -43,6 +43,16 @@ type Store interface {
 	// the session for d. One loan for each key; what has no room in G2 is a miss with
 	// MissNoRoom, to be got by Get. The lease is zero when nothing is lent.
 	Lend(ctx context.Context, ns block.NamespaceID, hashLen int, hashes []byte, o block.GetOptions, d time.Duration, session uint64) ([]block.Loan, block.Lease, error)
-	// Memory lists the files behind G2, nil when its memory cannot be shared.
+	// Memory lists the files behind G2, nil when its memory cannot be shared as a whole.
 	Memory() []block.MemoryFile
+	// Partitioned reports whether G2 is in chunks that each have blocks of namespaces
+	// with the same readers and writers only, and are shared one by one. Then Chunk of
+	// grants and loans is a number for OpenChunk.
+	Partitioned() bool
+	// OpenChunk opens the file of a chunk, which is the caller's to close, for reading
+	// only without write. ErrNotFound when it is gone: nothing that was granted or lent is
+	// in it any more, and its number is never given again. ErrUnavailable.
+	OpenChunk(number uint32, write bool) (block.MemoryFile, error)
+	// ChunkGone reports whether that is so.
+	ChunkGone(number uint32) bool
 }

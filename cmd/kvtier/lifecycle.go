@@ -170,6 +170,9 @@ func (p *servePlan) options(f *serveFlags, agent *xfer.Agent, log *slog.Logger) 
 	case "auto":
 		o.SharedMemory = tiers.ShareAuto
 	}
+	if l := p.security.access; l != nil && l.Divides() {
+		o.Share = l.Share
+	}
 	for _, s := range p.slabs {
 		o.Slabs = append(o.Slabs, tiers.SlabSpec{Path: s.path, Bytes: s.bytes})
 	}

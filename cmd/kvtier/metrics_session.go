@@ -28,6 +28,7 @@ func newSessionCollector(take func() (session.Stats, bool)) *sessionCollector {
 	c.server.add(counter, "refused_total", "Connections that did not become a session.", func(s *session.Stats) float64 { return float64(s.Refused) })
 	c.server.add(counter, "busy_total", "Keys and calls refused because a session had too much in flight.", func(s *session.Stats) float64 { return float64(s.Busy) })
 	c.server.add(counter, "corrupt_puts_total", "Puts whose bytes came with another checksum.", func(s *session.Stats) float64 { return float64(s.Corrupt) })
+	c.server.add(counter, "unpassed_total", "Places and blocks whose memory could not be passed to a client.", func(s *session.Stats) float64 { return float64(s.Unpassed) })
 	c.server.add(counter, "expired_grants_total", "Places that were granted and not used in time.", func(s *session.Stats) float64 { return float64(s.Expired) })
 	c.server.add(counter, "received_bytes_total", "Bytes of frames received, without those that clients of this host wrote themselves.", func(s *session.Stats) float64 { return float64(s.BytesIn) })
 	c.server.add(counter, "sent_bytes_total", "Bytes of frames sent, without those that clients of this host read themselves.", func(s *session.Stats) float64 { return float64(s.BytesOut) })

@@ -52,7 +52,7 @@ class Connection:
 
     def __init__(self, d: Dialled, wake: Callable[[], None]) -> None:
         self.welcome = d.welcome
-        self.memory = [memoryview(m) for m in d.memory] if d.memory is not None else None
+        self.memory = d.memory
         self.passed = d.passed
         self._regions = bool(d.welcome.features & wire.FEATURE_REGIONS)
         self._unquiet: List[Call] = []  # calls of regions that the server may still write to
@@ -467,7 +467,7 @@ class Connection:
             self._epoll.close()
             self._stream.sock.close()
             self._in.end()
-            self.memory = None
+            self._let_go()
         for lock in taken:
             lock.release()
 
@@ -497,7 +497,7 @@ class Connection:
             self._calls.popitem()[1].finish(self.lost())
         self._epoll.close()
         os.close(self._stream.sock.detach())  # to shut it down would be the parent's end, too
-        self.memory = None
+        self._let_go()
 
     def give_up(self, text: str) -> InternalError:
         """Ends the session after an answer that makes no sense, and returns the error."""
@@ -518,11 +518,27 @@ class Connection:
 
     # The store's memory
 
-    def at(self, chunk: int, offset: int, n: int) -> memoryview:
-        """A place in the store's memory. InternalError when there is none."""
+    def at(self, chunk: int, offset: int, n: int) -> Optional[memoryview]:
+        """A place in the store's memory, None when this side could not map it. InternalError
+        when there is none."""
         memory = self.memory
         if memory is None and self.error is not None:
             raise self.lost()
-        if memory is None or chunk >= len(memory) or offset + n > len(memory[chunk]):
-            raise self.give_up(f"the daemon named {n} bytes at {offset} of chunk {chunk}")
-        return memory[chunk][offset : offset + n]
+        try:
+            if memory is None:
+                raise KeyError(chunk)
+            view = memory.find(chunk)
+            if view is None:
+                return None
+            if offset + n > len(view):
+                raise KeyError(chunk)
+        except KeyError:
+            if self.error is not None:
+                raise self.lost() from None
+            raise self.give_up(f"the daemon named {n} bytes at {offset} of chunk {chunk}") from None
+        return view[offset : offset + n]
+
+    def _let_go(self) -> None:
+        memory, self.memory = self.memory, None
+        if memory is not None:
+            memory.close()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import array
 import errno
-import fcntl
-import mmap
 import os
 import select
 import socket
@@ -17,14 +15,13 @@ from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, Union
 
 from . import _wire as wire
 from ._errors import DeadlineError, DisconnectedError, InvalidError, UnavailableError, error_of
+from ._memory import Chunks, Memory, Whole, writable
 
 if TYPE_CHECKING:
     import ssl
 
 _MAX_FILES = 253  # descriptors in one message, the kernel's limit
 _UNIX_PATH = 107  # bytes
-_F_GET_SEALS = 1034
-_F_SEAL_SHRINK = 2
 
 
 @dataclass(frozen=True)
@@ -171,7 +168,7 @@ class Dialled:
 
     stream: PlainStream
     welcome: wire.Welcome
-    memory: Optional[List[mmap.mmap]]  # the store's, one for each chunk
+    memory: Optional[Memory]  # the store's
     passed: bool  # the server has passed its memory to be written to, mapped or not
     warning: str  # why it was not mapped
 
@@ -233,7 +230,7 @@ def _greet(
     wanted = 0
     if address.unix:
         if shared:
-            wanted |= wire.FEATURE_SHARED
+            wanted |= wire.FEATURE_SHARED | wire.FEATURE_CHUNKS
         if regions:
             wanted |= wire.FEATURE_REGIONS
     elif regions:
@@ -250,15 +247,22 @@ def _greet(
         if welcome.status != 0:
             raise error_of(welcome.status, f"{address.text}: {welcome.text}")
         _check(welcome, wanted)
-        memory, warning = None, ""
-        passed = any(_writable(fd) for fd in files)
-        if welcome.features & wire.FEATURE_SHARED:
-            try:
-                memory = _map(files, welcome.chunks)
-            except (OSError, ValueError) as e:
-                warning = str(e)
         if regions and not welcome.features & wire.FEATURE_REGIONS:
             raise UnavailableError(f"{address.text}: the daemon takes no regions")
+        memory: Optional[Memory] = None
+        warning = ""
+        passed = False
+        if welcome.features & wire.FEATURE_SHARED:
+            passed = any(writable(fd) for fd in files)
+            try:
+                memory = Whole(files, welcome.chunks)
+            except (OSError, ValueError) as e:
+                warning = str(e)
+        elif welcome.features & wire.FEATURE_CHUNKS:
+            if not files:
+                raise wire.WireError("no socket came for the files of memory")
+            passed = True
+            memory = Chunks(files.pop(0))
     except wire.WireError as e:
         raise InvalidError(f"{address.text} is no kvtier session: {e}") from e
     except (socket.timeout, BlockingIOError) as e:
@@ -333,26 +337,6 @@ def _check(w: wire.Welcome, wanted: int) -> None:
         raise wire.WireError(f"messages of {w.message} bytes, want {wire.MIN_TOLD} to {wire.MAX_TOLD}")
     if w.features & ~wanted:
         raise wire.WireError(f"features {w.features:#x}, wanted {wanted:#x}")
-
-
-def _map(files: Sequence[int], lengths: Sequence[int]) -> List[mmap.mmap]:
-    """Maps the files of a store's memory, all or none, for reading only where the daemon
-    passed them so."""
-    if len(files) != len(lengths) or not files:
-        raise ValueError(f"the daemon passed {len(files)} files and told the lengths of {len(lengths)}")
-    chunks = []
-    for i, (fd, length) in enumerate(zip(files, lengths)):
-        if not fcntl.fcntl(fd, _F_GET_SEALS) & _F_SEAL_SHRINK:
-            raise ValueError(f"chunk {i} of the store's memory is not sealed against shrinking")
-        if os.fstat(fd).st_size < length:
-            raise ValueError(f"chunk {i} of the store's memory is shorter than {length} bytes")
-        write = mmap.PROT_WRITE if _writable(fd) else 0
-        chunks.append(mmap.mmap(fd, length, mmap.MAP_SHARED, mmap.PROT_READ | write))
-    return chunks
-
-
-def _writable(fd: int) -> bool:
-    return fcntl.fcntl(fd, fcntl.F_GETFL) & (os.O_WRONLY | os.O_RDWR) == os.O_RDWR
 
 
 def poller(fd: int, mask: int) -> select.poll:

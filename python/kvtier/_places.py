@@ -216,7 +216,7 @@ class Places:
             memory = None
             if p.chunk != wire.NO_CHUNK and self._conn.memory is not None:
                 memory = self._conn.at(p.chunk, p.offset, p.size)
-                if memory.readonly:
+                if memory is not None and memory.readonly:
                     raise self._conn.give_up(f"the daemon granted a place in chunk {p.chunk}, which it passed for reading")
             out.append(Place(p.grant, ns, p.size, memory, until))
         return out

@@ -169,6 +169,9 @@ def _get_in_place(
                 if k.chunk == wire.NO_CHUNK or k.length != k.total:
                     raise conn.give_up(f"the daemon lent {k.length} of {k.total} bytes in no place")
                 src = conn.at(k.chunk, k.offset, k.length)
+                if src is None:
+                    rest.append(i)
+                    continue
                 if copy_sum(views[i][: k.length], src) != k.sum:
                     r = _corrupt(r)
                 else:
@@ -238,9 +241,13 @@ def lend(
         r = outcome_of(k, wire.MAX_BLOCK)
         view = None
         if r.hit:
-            view = conn.at(k.chunk, k.offset, k.length).toreadonly()
-            if verify and sum_of(view) != k.sum:
-                r, view = _corrupt(r), None
+            at = conn.at(k.chunk, k.offset, k.length)
+            if at is None:
+                r = _NO_ROOM
+            elif verify and sum_of(at) != k.sum:
+                r = _corrupt(r)
+            else:
+                view = at.toreadonly()
         there += view is not None
         results.append(r)
         views.append(view)

@@ -32,6 +32,7 @@ MATCH, MATCHED, GET, GOT, GRANT, GRANTED, PUT, PUT_DONE = 1, 2, 3, 4, 5, 6, 7, 8
 RELEASE, RELEASED, RENEW, RENEWED, PREFETCH, PREFETCHED = 9, 10, 11, 12, 13, 14
 LOCATE, LOCATED, WATCH, EVENTS, CANCEL, REVOKE, FAILED = 15, 16, 17, 18, 19, 20, 21
 OPEN, OPENED, PIN, PINNED, REGION_GET, REGION_PUT = 22, 23, 24, 25, 26, 27
+PASSED = 28
 
 REPLY = {
     MATCH: MATCHED,
@@ -55,6 +56,7 @@ OPEN_CREATE = 1
 
 FEATURE_SHARED = 1
 FEATURE_REGIONS = 2
+FEATURE_CHUNKS = 4
 
 MAX_KEYS = 8192  # of one message that are served
 MAX_NAMED = MAX_MESSAGE // 8  # and that it can name
@@ -63,6 +65,7 @@ MAX_TEXT = 4096
 MAX_REGIONS = 64
 MAX_SEGMENTS = 4096
 NO_CHUNK = 0xFFFFFFFF
+MAX_PASSED = 1056  # bytes of a packet with the file of a chunk
 HASH_LENGTHS = (8, 16, 20, 32)
 
 REASONS = (
@@ -318,6 +321,19 @@ def read_welcome(p: Bytes) -> Welcome:
     chunks = tuple(r.number(8) for _ in range(n))
     size = r.number(4) if r.at < len(p) else MAX_MESSAGE  # an older server does not say
     return Welcome(f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8], f[9], f[10], text, name, chunks, size)
+
+
+def read_passed(p: Bytes) -> Tuple[int, int, Tuple[int, ...]]:
+    """What comes with the file of a chunk: its number, its length, and the numbers of
+    chunks that are gone."""
+    r = _Reader(p, "packet of a chunk")
+    size, kind, code = r.unpack(HEADER)[:3]
+    if kind != MESSAGE or code != PASSED or size != len(p) - HEADER_BYTES:
+        raise WireError(f"a packet of type {kind}, code {code}, with {len(p)} bytes")
+    number, length = r.number(4), r.number(8)
+    gone = tuple(r.number(4) for _ in range(r.count(4, MAX_PASSED)))
+    r.end()
+    return number, length, gone
 
 
 def keys_of(size: int) -> int:

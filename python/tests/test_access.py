@@ -38,10 +38,13 @@ def test_denied(daemons, binary, tmp_path):
         everything.open("private", max_block_bytes=100)
         assert ns.put(hashes(1), [b"x"])[0].stored
         with kvtier.connect(d.unix, token="reader", required=True) as reader:
-            assert not reader.shared  # it is not given the memory of everybody's blocks
+            assert reader.shared  # it is given the memory of what it may read, for reading
             seen = reader.open("team-a", create=False)
             out = bytearray(1)
             assert seen.get_into(hashes(1), [out])[0].hit and out == b"x"
+            assert reader.stats().in_place == 1
+            with seen.lease_read(hashes(1), 10) as loan:
+                assert bytes(loan.views[0]) == b"x" and loan.views[0].readonly
             with pytest.raises(kvtier.DeniedError):
                 seen.put(hashes(1, seed=1), [b"y"])
             with pytest.raises(kvtier.DeniedError):
@@ -50,7 +53,7 @@ def test_denied(daemons, binary, tmp_path):
                 reader.open("private", create=False)
             assert seen.match(hashes(1)).prefix == 1
         with kvtier.connect(d.unix, token="team", required=True) as team:
-            assert team.shared  # for reading only: what it puts is sent
+            assert team.shared
             seen = team.open("team-a", create=False)
             assert seen.get_into(hashes(1), [out])[0].hit and out == b"x"
             assert team.stats().in_place == 1
@@ -60,5 +63,5 @@ def test_denied(daemons, binary, tmp_path):
             reservations = seen.reserve([1])
             reservations[0].buffer[:] = b"z"
             assert seen.commit(reservations, hashes(1, seed=2))[0].stored
-            assert team.stats().in_place == 1
+            assert team.stats().in_place > 1
             assert ns.get_into(hashes(1, seed=2), [out])[0].hit and out == b"z"

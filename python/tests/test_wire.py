@@ -27,6 +27,14 @@ def frame(name):
     return kind, flags, id, token, offset, b[wire.HEADER_BYTES :]
 
 
+def test_passed():
+    b = golden("passed")
+    assert wire.read_passed(b) == (9, 66 << 20, (4, 7))
+    for bad in (b[:-1], b + b"\0", b[:4] + b"\x02" + b[5:], b[:5] + b"\x14" + b[6:], b[:20]):
+        with pytest.raises(wire.WireError):
+            wire.read_passed(bad)
+
+
 def keys(*hashes):
     return wire.Keys(1, TAG, 8, hashes)
 
