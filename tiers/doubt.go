@@ -23,17 +23,19 @@ import (
 func (o *objects) doubt(p *objectBucket, obj *index.ObjectRecord, r *index.PackedRecord, why error) {
 	rec, object := *r, *obj
 	o.mu.Lock()
-	busy := o.mu.doubted[rec.Key]
-	o.mu.doubted[rec.Key] = true
-	o.mu.Unlock()
-	if busy {
+	if o.mu.doubted[rec.Key] != nil {
+		o.mu.Unlock()
 		return
 	}
+	known := make(chan struct{})
+	o.mu.doubted[rec.Key] = known
+	o.mu.Unlock()
 	o.s.wg.Go(func() {
 		defer func() {
 			o.mu.Lock()
 			delete(o.mu.doubted, rec.Key)
 			o.mu.Unlock()
+			close(known)
 		}()
 		p.doubts.Lock() // what many reads run into at once is no reason to ask at once
 		defer p.doubts.Unlock()
@@ -45,6 +47,19 @@ func (o *objects) doubt(p *objectBucket, obj *index.ObjectRecord, r *index.Packe
 		}
 		o.retire(&rec, why)
 	})
+}
+
+// settled waits until nothing is being found out about a block.
+func (o *objects) settled(ctx context.Context, k block.Key) {
+	o.mu.Lock()
+	known := o.mu.doubted[k]
+	o.mu.Unlock()
+	if known != nil {
+		select {
+		case <-known:
+		case <-ctx.Done():
+		}
+	}
 }
 
 // confirm asks whether it is a block's fault that it could not be read. An error says that

@@ -53,8 +53,9 @@ type objects struct {
 		leaving map[block.Key]int
 		// packing are the blocks that an object under way to a bucket may hold.
 		packing map[block.Key]*objectBucket
-		// doubted are the blocks of which it is being found out whether they are lost.
-		doubted map[block.Key]bool
+		// doubted are the blocks of which it is being found out whether they are lost; closed
+		// when that is known.
+		doubted map[block.Key]chan struct{}
 		// underWay are the numbers of these objects.
 		underWay map[uint64]struct{}
 		// owed are keys that need a tombstone when they are deleted although there is no
@@ -104,7 +105,7 @@ func (s *Store) openObjects(ctx context.Context) error {
 	o := &objects{s: s, byNo: map[uint16]*objectBucket{}, reap: make(chan struct{}, 1)}
 	o.mu.fetches, o.mu.leaving = map[block.Key]*fetch{}, map[block.Key]int{}
 	o.mu.packing, o.mu.underWay = map[block.Key]*objectBucket{}, map[uint64]struct{}{}
-	o.mu.owed, o.mu.doubted, o.mu.rested = map[block.Key]*objectBucket{}, map[block.Key]bool{}, map[uint64]time.Time{}
+	o.mu.owed, o.mu.doubted, o.mu.rested = map[block.Key]*objectBucket{}, map[block.Key]chan struct{}{}, map[uint64]time.Time{}
 	o.mourning.init()
 	o.importer, o.rest = make(chan struct{}, 1), restObject
 	o.speed.first = firstDevice

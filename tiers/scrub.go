@@ -304,7 +304,8 @@ func (w *walker) fromG4(e *index.Entry) (ok, far bool) {
 		}
 		o.leave(f)
 	}
-	_, why := o.find(k) // a copy that is damaged too is dropped when it is read
+	o.settled(w.ctx, k) // a copy that is damaged too is dropped after it was read
+	_, why := o.find(k)
 	return ok, why == block.Hit
 }
 
