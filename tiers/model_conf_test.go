@@ -92,6 +92,7 @@ func drawConf(seed uint64) modelConf {
 func (c *modelConf) place(t testing.TB) {
 	dir := t.TempDir()
 	c.opts.Dir = filepath.Join(dir, "data")
+	c.opts.SweepAfter = 100 * time.Millisecond
 	for i, n := range c.slabs {
 		c.opts.Slabs = append(c.opts.Slabs, tiers.SlabSpec{Path: filepath.Join(dir, fmt.Sprintf("slab%d", i)), Bytes: n})
 	}

@@ -240,11 +240,13 @@ func (m *model) acknowledged() {
 // count compares the counters with what is in the table.
 func (m *model) count() {
 	var wrong string
-	for range 100 {
+	for range 500 {
 		if wrong = m.miscounted(); wrong == "" {
 			return
 		}
-		time.Sleep(20 * time.Millisecond) // what is past its time leaves by itself
+		// What is past its time leaves by itself, and slots that could not be erased come
+		// back by a sweep.
+		time.Sleep(20 * time.Millisecond)
 	}
 	m.Error(wrong)
 }
