@@ -147,7 +147,7 @@ tools: $(STATICCHECK) $(GOFUMPT) $(PROTOC_GO) $(PROTOC_GRPC) protoc servers ## i
 
 # Azurite takes 360 MB and needs node: it is installed where npm is, or where it is required.
 .PHONY: servers
-servers: $(VERSITYGW) $(if $(or $(shell command -v npm),$(findstring azurite,$(KVTIER_REQUIRE))),$(AZURITE)) ## install the servers that tests start, into .bin
+servers: $(VERSITYGW) $(if $(findstring root,$(KVTIER_REQUIRE)),ip) $(if $(or $(shell command -v npm),$(findstring azurite,$(KVTIER_REQUIRE))),$(AZURITE)) ## install the servers that tests start, into .bin
 
 $(AZURITE): internal/servers/azurite/package-lock.json | npm
 	rm -rf $(BIN)/new && mkdir -p $(BIN)/new && cp internal/servers/azurite/package*.json $(BIN)/new
@@ -172,13 +172,15 @@ $(VERSITYGW):
 apt = @command -v $(1) >/dev/null || { [[ $$(id -u) == 0 ]] && apt-get update -qq && apt-get install -y -qq $(2); } || \
 	{ echo "needs $(1): install it (package $(2) on Debian)"; exit 1; }
 
-.PHONY: protoc gcc python npm
+.PHONY: protoc gcc python npm ip
 protoc:
 	$(call apt,protoc,protobuf-compiler)
 npm:
 	$(call apt,npm,nodejs npm)
 gcc:
 	$(call apt,gcc,gcc libc6-dev)
+ip:
+	$(call apt,ip,iproute2)
 # Debian's python3 can make an environment only with python3-venv.
 python:
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { [[ $$(id -u) == 0 ]] && apt-get update -qq && apt-get install -y -qq python3 python3-venv; } || \
