@@ -17,11 +17,9 @@ import (
 	"github.com/kvtier/kvtier/tiers/bucket"
 )
 
-// formatObjects is a data directory and what lies in its bucket, as the first release with
-// object storage leaves them. TestMakeFormatObjects has made it.
-const formatObjects = "testdata/format-5/objects.tar.gz"
-
-// formatFar are the blocks of formatObjects, by number.
+// formatFar are the blocks of testdata/format-*/objects.tar.gz, by number: a data directory
+// and what lies in its bucket, of each version of the catalog that knows object storage.
+// TestMakeFormatObjects makes one.
 var formatFar = []struct {
 	where string // "": deleted
 	pin   bool
@@ -49,11 +47,22 @@ func formatFarOptions(t *testing.T, dir string, b *fakeBucket) tiers.Options {
 	}
 }
 
-// TestFormatObjects opens a data directory with blocks in objects, tombstones and a pin.
+// TestFormatObjects opens data directories with blocks in objects, tombstones and a pin.
 func TestFormatObjects(t *testing.T) {
 	withoutRace(t)
-	t.Parallel()
-	dir := filepath.Dir(unpack(t, formatObjects))
+	archives, err := filepath.Glob("testdata/format-*/objects.tar.gz")
+	if err != nil || len(archives) < 2 {
+		t.Fatalf("%d archives, %v", len(archives), err)
+	}
+	for _, a := range archives {
+		t.Run(filepath.Base(filepath.Dir(a)), func(t *testing.T) {
+			t.Parallel()
+			testFormatObjects(t, filepath.Dir(unpack(t, a)))
+		})
+	}
+}
+
+func testFormatObjects(t *testing.T, dir string) {
 	b := newFakeBucket()
 	err := fs.WalkDir(os.DirFS(filepath.Join(dir, "bucket")), ".", func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
@@ -115,7 +124,7 @@ func TestFormatObjects(t *testing.T) {
 	judge(openStore(t, o), true)
 }
 
-// TestMakeFormatObjects makes formatObjects anew, for the release that changes it, in the
+// TestMakeFormatObjects makes such an archive, for a release that changes the format, in the
 // file that KVTIER_FORMAT_OUT names.
 func TestMakeFormatObjects(t *testing.T) {
 	out := os.Getenv("KVTIER_FORMAT_OUT")
