@@ -284,11 +284,11 @@ func TestParentLeavesLast(t *testing.T) {
 func TestGrace(t *testing.T) {
 	t.Parallel()
 	const size = 1 << 20
-	s := openStore(t, tiers.Options{DRAM: 16 << 20, Grace: time.Second})
+	s := openStore(t, tiers.Options{DRAM: 16 << 20, Grace: 5 * time.Second})
 	ns := space(t, s, "a", size)
 	n := 0
 	for ; n < 100; n++ {
-		r, _, err := s.Reserve(within(t, 100*time.Millisecond), ns.ID, hashLen, hashOf(n), size, block.PutOptions{})
+		r, _, err := s.Reserve(within(t, 30*time.Second), ns.ID, hashLen, hashOf(n), size, block.PutOptions{})
 		if errors.Is(err, block.ErrNoSpace) {
 			break
 		}
