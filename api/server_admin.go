@@ -71,18 +71,26 @@ func (s *service) Clear(ctx context.Context, req *pb.ClearRequest) (*pb.ClearRes
 	return &pb.ClearResponse{Cleared: n}, nil
 }
 
+// listLimit is how much a listing may have in one answer, given what was asked for.
+func listLimit(n uint32) (int, error) {
+	switch {
+	case n == 0:
+		return defaultListLimit, nil
+	case n > MaxKeys:
+		return 0, invalid("limit: %d, want 1 to %d", n, MaxKeys)
+	}
+	return int(n), nil
+}
+
 // List pages through the blocks of a namespace.
 func (s *service) List(ctx context.Context, req *pb.ListRequest) (*pb.ListResponse, error) {
 	ns, err := s.namespace(ctx, req.GetNamespace(), req.GetNamespaceTag(), access.Read)
 	if err != nil {
 		return nil, err
 	}
-	limit := int(req.GetLimit())
-	switch {
-	case limit == 0:
-		limit = defaultListLimit
-	case limit > MaxKeys:
-		return nil, invalid("limit: %d, want 1 to %d", limit, MaxKeys)
+	limit, err := listLimit(req.GetLimit())
+	if err != nil {
+		return nil, err
 	}
 	n, err := s.store.NamespaceByID(ns)
 	if err != nil {

@@ -21,12 +21,9 @@ func (s *service) ListObjects(ctx context.Context, req *pb.ListObjectsRequest) (
 	if err := objectsAccess(ctx); err != nil {
 		return nil, err
 	}
-	limit := int(req.GetLimit())
-	switch {
-	case limit == 0:
-		limit = defaultListLimit
-	case limit > MaxKeys:
-		return nil, invalid("limit: %d, at most %d", limit, MaxKeys)
+	limit, err := listLimit(req.GetLimit())
+	if err != nil {
+		return nil, err
 	}
 	objects, cursor, err := s.store.ListObjects(ctx, req.GetCursor(), limit)
 	if err != nil {

@@ -110,7 +110,7 @@ type paid struct {
 }
 
 // giveBack takes back what was paid ahead.
-func (a *admission) giveBack(all []paid, names *namespaces) {
+func (a *admission) giveBack(names *namespaces, all ...paid) {
 	for _, p := range all {
 		a.charge(p.ns, names, -p.bytes, 0)
 	}

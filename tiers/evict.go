@@ -355,7 +355,7 @@ func (s *Store) evict(t *tier, hs []block.Handle, wait bool) (freed, leaving int
 	}
 	down, past, turned, ahead := s.sift(down)
 	freed += turned
-	defer s.toG3.giveBack(ahead, &s.names)
+	defer s.toG3.giveBack(&s.names, ahead...)
 	held := down[:0]
 	for _, h := range down {
 		s.table.Update(h, func(e *index.Entry) {

@@ -93,7 +93,7 @@ func (u *uploads) add(t *tier, hs []block.Handle, d *departures, ahead map[block
 		u.o.s.release(h)
 	}
 	for _, p := range ahead {
-		u.o.s.toG4.giveBack([]paid{p}, &u.o.s.names)
+		u.o.s.toG4.giveBack(&u.o.s.names, p)
 	}
 	if queued > 0 {
 		select {
@@ -246,7 +246,7 @@ func (u *uploads) end(ls []*leaver) {
 		}
 		s.release(l.h)
 		if l.ahead != (paid{}) {
-			s.toG4.giveBack([]paid{l.ahead}, &s.names)
+			s.toG4.giveBack(&s.names, l.ahead)
 		}
 		switch goes := !l.stays && (l.e.Flags&flagPacked != 0 || !takes || errors.Is(l.err, block.ErrCorrupt)); {
 		case goes && l.party != nil:
