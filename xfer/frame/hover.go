@@ -6,7 +6,7 @@ import (
 )
 
 const (
-	// hoverFor is how long a reader looks again and again before it parks. Parking and
+	// hoverFor is for how long a reader looks again and again before it parks. Parking and
 	// being woken costs both sides up to 100 us where an idle core is halted, as in most
 	// virtual machines; what comes back sooner is had without.
 	hoverFor = 50 * time.Microsecond
@@ -20,12 +20,13 @@ const (
 // while peer and reader both have a core: it learns from how the last ones ended.
 // It is used by one goroutine.
 type hover struct {
-	trust int // 0 to hoverTrust
-	rest  int // reads that park at once
+	looks time.Duration // for this long, and once at least
+	trust int           // 0 to hoverTrust
+	rest  int           // reads that park at once
 }
 
 func newHover() hover {
-	h := hover{trust: hoverTrust}
+	h := hover{looks: hoverFor, trust: hoverTrust}
 	if runtime.NumCPU() == 1 {
 		h.rest = -1
 	}
@@ -42,10 +43,13 @@ func (h *hover) wait(look func() bool) bool {
 		h.rest--
 		return false
 	}
-	for begin := time.Now(); time.Since(begin) < hoverFor; {
+	for begin := time.Now(); ; {
 		if look() {
 			h.trust = min(h.trust+1, hoverTrust)
 			return true
+		}
+		if time.Since(begin) >= h.looks {
+			break
 		}
 		runtime.Gosched()
 	}

@@ -1,6 +1,9 @@
 package frame
 
-import "testing"
+import (
+	"testing"
+	"time"
+)
 
 // TestHover: a reader looks for the peer's bytes before it parks, until that has not
 // paid for some time; now and then it tries again.
@@ -8,9 +11,11 @@ func TestHover(t *testing.T) {
 	h := hover{trust: hoverTrust}
 	soon := func() bool {
 		n := 0
+		h.looks = time.Hour
 		return h.wait(func() bool { n++; return n == 3 })
 	}
 	looks := func() (n int) { // in vain
+		h.looks = 0
 		if h.wait(func() bool { n++; return false }) {
 			t.Fatal("something came that did not")
 		}
