@@ -16,6 +16,7 @@ const (
 	deadlinePatience = 20 * time.Second
 	// deadlineSlack is how much later than a timer of the same deadline a call may end.
 	deadlineSlack = 100 * time.Millisecond
+	deadlineTries = 4
 )
 
 // deadlineFaults are what can go wrong below a store, each with the kind that says how
@@ -139,7 +140,9 @@ func deadlineCalls() []deadlineCall {
 // key. When all answers again, each call does what it should, without a restart.
 //
 // By its deadline is not later than a plain timer of the same deadline beside it, and the
-// slack: a machine that does other things runs both late.
+// slack: a machine that does other things runs both late. A call that goes through many
+// goroutines it can run later than one timer, so the best of a few stores counts; what
+// waits for the fault, or for a period of its own, is late in each.
 func TestDeadlines(t *testing.T) {
 	t.Parallel()
 	for _, f := range deadlineFaults {
@@ -166,35 +169,44 @@ func TestDeadlines(t *testing.T) {
 					if right == nil {
 						right = func(err error) bool { return err == nil }
 					}
-					r := newDeadlineRig(t)
-					defer r.mend()
-					r.reach(t, way)
-					r.stall(f.name)
-					late, err := r.timed(t, deadline, c.call)
-					if !right(err) {
-						t.Errorf("it ends with %v", err)
-					}
-					if late > deadlineSlack {
-						t.Errorf("it ends %v later than a timer", late)
-					}
-					r.mend()
-					again := func() error {
-						return ends(t, "a call", func() error { return c.call(within(t, deadlinePatience), r) })
-					}
-					switch {
-					case stalls:
-						err = again()
-					case f.kind == "wrong":
-						// What was damaged has left.
-						if err = again(); err != nil && err.Error() == "miss: absent" {
+					once := func() time.Duration {
+						r := newDeadlineRig(t)
+						defer r.mend()
+						r.reach(t, way)
+						r.stall(f.name)
+						late, err := r.timed(t, deadline, c.call)
+						if !right(err) {
+							t.Errorf("it ends with %v", err)
+						}
+						r.mend()
+						again := func() error {
+							return ends(t, "a call", func() error { return c.call(within(t, deadlinePatience), r) })
+						}
+						switch {
+						case stalls:
+							err = again()
+						case f.kind == "wrong":
+							// What was damaged has left.
+							if err = again(); err != nil && err.Error() == "miss: absent" {
+								err = nil
+							}
+						default: // it takes a while until it is noticed
+							eventually(t, "a call does well again", func() bool { return again() == nil })
 							err = nil
 						}
-					default: // it takes a while until it is noticed
-						eventually(t, "a call does well again", func() bool { return again() == nil })
-						err = nil
+						if err != nil {
+							t.Errorf("when all answers again: %v", err)
+						}
+						return late
 					}
-					if err != nil {
-						t.Errorf("when all answers again: %v", err)
+					late := once()
+					for range deadlineTries - 1 {
+						if late > deadlineSlack {
+							late = min(late, once())
+						}
+					}
+					if late > deadlineSlack {
+						t.Errorf("of %d it ends %v later than a timer at best", deadlineTries, late)
 					}
 				})
 			}
