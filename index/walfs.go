@@ -111,11 +111,13 @@ const walAhead = 1 << 20
 var walZeros [walAhead]byte
 
 // extend makes the file longer, if need be, so that n more bytes fit. Failing is
-// no loss: the write will tell.
+// no loss: the write will tell. One that does without has then gone past ahead, and
+// zeros must never lie on what was written.
 func (f *walFile) extend(n int) {
 	if f.at+int64(n) <= f.ahead {
 		return
 	}
+	f.ahead = max(f.ahead, f.at)
 	for f.ahead < f.at+int64(n) {
 		if _, err := f.File.WriteAt(walZeros[:], f.ahead); err != nil {
 			return

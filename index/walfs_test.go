@@ -5,6 +5,9 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+
 	"github.com/kvtier/kvtier/index/block"
 )
 
@@ -54,4 +57,33 @@ func TestLogIsExtended(t *testing.T) {
 	if got, ok, err := c.Get(rec.Key, rec.HashLen); err != nil || !ok || got != rec {
 		t.Errorf("after a crash: %+v, %v, %v", got, ok, err)
 	}
+}
+
+// TestLogThatCouldNotBeExtended: for want of room the log is not extended for a while,
+// and what fits without is committed. When it can be extended again, the zeros come
+// behind all that.
+func TestLogThatCouldNotBeExtended(t *testing.T) {
+	disk := newFullDisk()
+	c := openCatalog(t, "cat", &CatalogOptions{FS: disk})
+	disk.fill(0, ofKind(isLog, errorfs.OpFileWriteAt))
+	acked := make(map[block.Key]Record)
+	const each = 20 * 60 // about the bytes of a commit
+	for i := range uint64(3 * walAhead / each) {
+		if i == 2*walAhead/each {
+			disk.free()
+		}
+		b := c.NewBatch()
+		for k := range uint64(20) {
+			rec := recordOf(1, i*20+k)
+			b.Put(rec)
+			acked[rec.Key] = *rec
+		}
+		if err := c.Commit(b, true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if disk.after.Load() >= 0 {
+		t.Fatal("the log was never to be extended")
+	}
+	has(t, openCatalog(t, "cat", &CatalogOptions{FS: disk.mem.CrashClone(vfs.CrashCloneCfg{})}), acked)
 }
