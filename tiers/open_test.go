@@ -54,6 +54,35 @@ func wantOn(t *testing.T, s *tiers.Store, ns block.Namespace, on [40]int, slabs 
 	}
 }
 
+// wantOpened wants G3 to count, right after opening, the blocks whose slabs are there, the
+// bytes of their payload and those of their slots, and some more of sizes that are given.
+func wantOpened(t *testing.T, s *tiers.Store, on [40]int, without int, slabs []bool, more ...int) {
+	t.Helper()
+	var want block.TierStats
+	count := func(n int) {
+		want.Blocks++
+		want.Payload += int64(n)
+		slot, _ := tiers.SlotBytes(int64(n))
+		want.Used += slot
+	}
+	for i, slab := range on {
+		if i != without && slabs[slab] {
+			count(50_000 + i)
+		}
+	}
+	for _, n := range more {
+		count(n)
+	}
+	st := s.Stats()
+	g3 := st.Tiers[1]
+	if g3.Blocks != want.Blocks || g3.Payload != want.Payload || g3.Used != want.Used {
+		t.Errorf("g3 has %d blocks, %d bytes of payload, %d of slots, want %d, %d, %d", g3.Blocks, g3.Payload, g3.Used, want.Blocks, want.Payload, want.Used)
+	}
+	if g2 := st.Tiers[0]; g2.Blocks != 0 || g2.Payload != 0 || st.Blocks != want.Blocks {
+		t.Errorf("%d blocks in all and %d in g2, want %d and none", st.Blocks, g2.Blocks, want.Blocks)
+	}
+}
+
 // TestSlabsComeAndGo reorders slabs, leaves one out, brings it back and adds one:
 // each block is served when its slab is there, and what was deleted while it was
 // not stays deleted.
@@ -64,6 +93,7 @@ func TestSlabsComeAndGo(t *testing.T) {
 
 	o.Slabs = []tiers.SlabSpec{s1, s0}
 	s := openStore(t, o)
+	wantOpened(t, s, on, -1, []bool{true, true})
 	wantOn(t, s, ns, on, true, true)
 
 	if err := s.Close(); err != nil {
@@ -71,6 +101,7 @@ func TestSlabsComeAndGo(t *testing.T) {
 	}
 	o.Slabs = []tiers.SlabSpec{s1}
 	s = openStore(t, o)
+	wantOpened(t, s, on, -1, []bool{false, true})
 	wantOn(t, s, ns, on, false, true)
 	deleted := -1
 	for i, slab := range on {
@@ -88,6 +119,7 @@ func TestSlabsComeAndGo(t *testing.T) {
 	s2 := tiers.SlabSpec{Path: filepath.Join(filepath.Dir(s0.Path), "s2"), Bytes: 32 << 20}
 	o.Slabs = []tiers.SlabSpec{s2, s0, s1}
 	s = openStore(t, o)
+	wantOpened(t, s, on, deleted, []bool{true, true}, 60_000)
 	wantMiss(t, s, ns, deleted, block.MissAbsent)
 	for i := range on {
 		if i != deleted {
@@ -102,6 +134,7 @@ func TestSlabsComeAndGo(t *testing.T) {
 	}
 	o.Slabs = nil // as recorded: all three
 	s = openStore(t, o)
+	wantOpened(t, s, on, -1, []bool{true, true}, 60_000)
 	wantOn(t, s, ns, on, true, true)
 	if n := len(s.Stats().Tiers[1].Devices); n != 3 {
 		t.Errorf("%d slabs", n)
@@ -119,6 +152,7 @@ func TestRecordedSlabGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := openStore(t, o)
+	wantOpened(t, s, on, -1, []bool{false, true})
 	wantOn(t, s, ns, on, false, true)
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
@@ -127,6 +161,7 @@ func TestRecordedSlabGone(t *testing.T) {
 		t.Fatal(err)
 	}
 	s = openStore(t, o)
+	wantOpened(t, s, on, -1, []bool{true, true})
 	wantOn(t, s, ns, on, true, true)
 	wantEmpty(t, s)
 }
