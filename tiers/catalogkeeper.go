@@ -8,10 +8,6 @@ import (
 	"github.com/kvtier/kvtier/index/block"
 )
 
-// catalogEvery is how often the store looks whether its catalog has failed, and
-// tries to bring it back.
-const catalogEvery = time.Second
-
 // catalogHealth is since when the catalog works, or fails and why.
 type catalogHealth struct {
 	mu struct {
@@ -56,7 +52,7 @@ func (s *Store) catalogStats() block.CatalogStats {
 // keepCatalog brings the catalog back when it has failed and there is room for
 // it, and has the committer make up for what waited.
 func (s *Store) keepCatalog() {
-	tick := time.NewTicker(catalogEvery)
+	tick := time.NewTicker(s.opts.ProbeEvery)
 	defer tick.Stop()
 	for {
 		select {

@@ -100,6 +100,12 @@ func Flights(s *Store) int {
 	return len(s.moves.mu.m)
 }
 
+// CatalogCaughtUp reports whether the catalog works, and nothing waits for it that it
+// could not take before.
+func CatalogCaughtUp(s *Store) bool {
+	return s.catalog.Err() == nil && s.commits.behind.Load() == 0
+}
+
 // AwaitCommits waits until all that is queued for the catalog is written.
 func AwaitCommits(s *Store) {
 	done := make(chan struct{})

@@ -4,9 +4,12 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 
 	"github.com/kvtier/kvtier/index"
 	"github.com/kvtier/kvtier/tiers"
@@ -30,6 +33,7 @@ type modelConf struct {
 	grpc     bool    // calls go through a client
 	inMemory bool    // the catalog lies on a file system that can crash
 	kinds    []xfertest.Fault
+	shaky    bool // the catalog's disk fails, too
 	spoils   bool // some faults change bytes
 	ends     [modelPhases]string
 }
@@ -81,6 +85,7 @@ func drawConf(seed uint64) modelConf {
 	if c.durable() && r.IntN(3) == 0 {
 		c.opts.WriteBudgets = budget(tiers.MinWriteBudget)
 	}
+	c.shaky = c.inMemory && c.durable() && r.IntN(2) == 0
 	if r.IntN(3) == 0 {
 		c.opts.SharedMemory = tiers.ShareOn
 		c.opts.Share = func(namespace string) string { return namespace }
@@ -92,19 +97,19 @@ func drawConf(seed uint64) modelConf {
 func (c *modelConf) place(t testing.TB) {
 	dir := t.TempDir()
 	c.opts.Dir = filepath.Join(dir, "data")
-	c.opts.SweepAfter = 100 * time.Millisecond
+	c.opts.SweepAfter, c.opts.ProbeEvery = 100*time.Millisecond, 100*time.Millisecond
 	for i, n := range c.slabs {
 		c.opts.Slabs = append(c.opts.Slabs, tiers.SlabSpec{Path: filepath.Join(dir, fmt.Sprintf("slab%d", i)), Bytes: n})
 	}
 }
 
 func (c modelConf) String() string {
-	return fmt.Sprintf("g2 %d MiB, in shares %v, slabs %v, write budgets %v, watermarks %v %v, grace %v, sizes %v, grpc %v, catalog in memory %v",
-		c.opts.DRAM>>20, c.opts.Share != nil, c.slabs, c.opts.WriteBudgets, c.opts.High, c.opts.Low, c.opts.Grace, c.sizes, c.grpc, c.inMemory)
+	return fmt.Sprintf("g2 %d MiB, in shares %v, slabs %v, write budgets %v, watermarks %v %v, grace %v, sizes %v, grpc %v, catalog in memory %v, and shaky %v",
+		c.opts.DRAM>>20, c.opts.Share != nil, c.slabs, c.opts.WriteBudgets, c.opts.High, c.opts.Low, c.opts.Grace, c.sizes, c.grpc, c.inMemory, c.shaky)
 }
 
 // rough says whether there are faults.
-func (c *modelConf) rough() bool { return len(c.kinds) > 0 }
+func (c *modelConf) rough() bool { return len(c.kinds) > 0 || c.shaky }
 
 // durable says whether there is a tier that keeps blocks.
 func (c *modelConf) durable() bool { return len(c.slabs) > 0 }
@@ -127,13 +132,36 @@ func (m *model) catalog() *index.CatalogOptions {
 	if m.fs == nil {
 		return nil
 	}
-	return &index.CatalogOptions{FS: m.fs}
+	return &index.CatalogOptions{FS: errorfs.Wrap(m.fs, errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if f := m.storm.Load(); f != nil && op.Kind.ReadOrWrite() == errorfs.OpIsWrite && op.Kind != errorfs.OpRemove && f.files(op) {
+			m.stormed.Add(1)
+			return f.err
+		}
+		return nil
+	}))}
+}
+
+// catalogStorm is what the disk of the catalog does for a while.
+type catalogStorm struct {
+	files func(op errorfs.Op) bool // writes of which fail
+	err   error
+}
+
+// catalogFiles are what the catalog may not write for a while.
+var catalogFiles = []func(op errorfs.Op) bool{
+	func(errorfs.Op) bool { return true },
+	func(op errorfs.Op) bool { return strings.HasSuffix(op.Path, ".log") },
+	// A log that cannot be made longer goes on as long as what is written fits.
+	func(op errorfs.Op) bool { return op.Kind == errorfs.OpFileWriteAt },
+	func(op errorfs.Op) bool { return strings.HasSuffix(op.Path, ".sst") },
+	func(op errorfs.Op) bool { return strings.Contains(strings.ToLower(op.Path), "manifest") },
 }
 
 // gust is a fault that blows for a while.
 type gust struct {
 	after, during time.Duration
 	rule          xfertest.Rule
+	catalog       *catalogStorm // nil: it works
 }
 
 func (c *modelConf) drawGusts(r *rand.Rand) (out []gust) {
@@ -143,8 +171,13 @@ func (c *modelConf) drawGusts(r *rand.Rand) (out []gust) {
 	for range 20 {
 		ms := func() time.Duration { return time.Duration(1+r.IntN(30)) * time.Millisecond }
 		g := gust{after: ms(), during: ms()}
-		g.rule = xfertest.Rule{Fault: c.kinds[r.IntN(len(c.kinds))], Chance: []float64{0.02, 0.2, 0.9}[r.IntN(3)], Seed: r.Uint64()}
 		errno := []error{syscall.EIO, syscall.ENOSPC}[r.IntN(2)]
+		if c.shaky && (len(c.kinds) == 0 || r.IntN(3) == 0) {
+			g.catalog = &catalogStorm{catalogFiles[r.IntN(len(catalogFiles))], errno}
+			out = append(out, g)
+			continue
+		}
+		g.rule = xfertest.Rule{Fault: c.kinds[r.IntN(len(c.kinds))], Chance: []float64{0.02, 0.2, 0.9}[r.IntN(3)], Seed: r.Uint64()}
 		g.rule.Err = fmt.Errorf("%w: injected: %w", xfer.ErrUnavailable, errno)
 		g.rule.Ops = [][]xfer.Op{nil, {xfer.Read}, {xfer.Write}}[r.IntN(3)]
 		out = append(out, g)
@@ -167,10 +200,13 @@ func (m *model) blow(gusts []gust, calm <-chan struct{}) {
 			return
 		}
 		resume := make(chan struct{})
-		g.rule.Resume = resume
-		m.faults.Set(g.rule)
+		if m.storm.Store(g.catalog); g.catalog == nil {
+			g.rule.Resume = resume
+			m.faults.Set(g.rule)
+		}
 		more := wait(g.during)
 		m.faults.Clear()
+		m.storm.Store(nil)
 		close(resume)
 		if !more {
 			return

@@ -168,8 +168,8 @@ func (w *modelWorker) fill(i int, data []byte, o block.PutOptions) (id uint64, o
 	defer cancel()
 	res, _, err := w.c.Reserve(ctx, w.space(i).ID, hashLen, hashOf(i), int64(len(data)), o)
 	switch {
-	case errors.Is(err, block.ErrNoSpace):
-		return 0, false
+	case errors.Is(err, block.ErrNoSpace), w.conf.shaky && errors.Is(err, block.ErrUnavailable):
+		return 0, false // of the first one of a namespace the catalog notes the length of its hash
 	case err != nil:
 		w.errorf("reserve %d: %v", i, err)
 		return 0, false
@@ -323,7 +323,7 @@ func (w *modelWorker) abandon(r *rand.Rand) {
 	defer cancel()
 	res, _, err := w.c.Reserve(ctx, w.ns[0].ID, hashLen, hashOf(i), 40_000, block.PutOptions{Session: w.session()})
 	if err != nil {
-		if !errors.Is(err, block.ErrNoSpace) {
+		if !errors.Is(err, block.ErrNoSpace) && !(w.conf.shaky && errors.Is(err, block.ErrUnavailable)) {
 			w.errorf("reserve: %v", err)
 		}
 		return

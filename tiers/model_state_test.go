@@ -188,7 +188,7 @@ func (m *model) rest() (there map[modelCopy]bool) {
 		heard := m.told.seq == seq || m.told.seq == 0 // nothing was told since it was opened
 		m.told.Unlock()
 		// A copy that waits for a busy disk is silent, and no rest.
-		if work != last || !heard || tiers.Flights(m.s) > 0 {
+		if work != last || !heard || tiers.Flights(m.s) > 0 || !tiers.CatalogCaughtUp(m.s) {
 			last, since, looks = work, time.Now(), 0
 		}
 		looks++

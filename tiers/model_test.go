@@ -146,7 +146,9 @@ type model struct {
 
 	faults   xfertest.Injector
 	fs       *vfs.MemFS // of the catalog; nil: the host's
-	deaf     bool       // nobody tells the medium of flushes, so that a loss of power must show
+	storm    atomic.Pointer[catalogStorm]
+	stormed  atomic.Int64 // how often it struck
+	deaf     bool         // nobody tells the medium of flushes, so that a loss of power must show
 	volatile *xfertest.Volatile
 
 	life    *span
@@ -379,6 +381,9 @@ func (m *model) injected() map[string]int {
 		if n := m.faults.Injected(f); n > 0 {
 			faults[f.String()] = int(n)
 		}
+	}
+	if n := m.stormed.Load(); n > 0 {
+		faults["catalog"] = int(n)
 	}
 	return faults
 }

@@ -76,7 +76,8 @@ type Options struct {
 	StallAfter time.Duration
 	// ProbeEvery is how often a device that is not healthy is probed; the pauses
 	// grow while probes fail. A device that only failed now and then is healthy
-	// again when nothing has failed for that long.
+	// again when nothing has failed for that long. It is also how often the store looks
+	// whether its catalog has failed, and tries to bring it back.
 	ProbeEvery time.Duration
 	// SweepAfter is how long after an opening that followed a stop out of order the
 	// free room of the slabs is swept of headers that no record claims: the first to
