@@ -42,6 +42,7 @@ func (w *modelWorker) get(r *rand.Rand) {
 		}
 		parts = nil
 		next++
+		w.served(p.Reason)
 		w.check(as[j], p)
 		return nil
 	})

@@ -143,6 +143,7 @@ func (m *model) read(i int, o block.GetOptions) block.MissReason {
 	reason := block.MissAbsent
 	err := m.c.Get(ctx, m.space(i).ID, hashLen, []block.Wanted{a.want}, o, func(_ int, p block.Payload) error {
 		reason = p.Reason
+		m.served(reason)
 		m.check(a, p)
 		return nil
 	})
@@ -150,6 +151,35 @@ func (m *model) read(i int, o block.GetOptions) block.MissReason {
 		m.errorf("get %d: %v", i, err)
 	}
 	return reason
+}
+
+// served counts what a get has said of a key.
+func (m *model) served(r block.MissReason) { m.gets[r].Add(1) }
+
+// countGets wants the store to have counted what gets have said since it was opened, to
+// other calls maybe more.
+func (m *model) countGets(st *block.Stats) {
+	var hits int64
+	for _, t := range st.Tiers {
+		hits += t.Hits
+	}
+	by := map[string]int64{}
+	for _, ns := range st.ByNamespace {
+		for reason, n := range ns.Misses {
+			by[reason] += n
+		}
+	}
+	for i := range m.gets {
+		seen, r := m.gets[i].Load(), block.MissReason(i)
+		switch n := st.Misses[r.String()]; {
+		case r == block.Hit && hits < seen:
+			m.errorf("%d hits are counted, gets had %d", hits, seen)
+		case r != block.Hit && n < seen:
+			m.errorf("%d misses are counted as %v, gets had %d", n, r, seen)
+		case r != block.Hit && r != block.MissAbsent && by[r.String()] < seen:
+			m.errorf("%d misses of namespaces are counted as %v, gets had %d", by[r.String()], r, seen)
+		}
+	}
 }
 
 // must reads a key that the store may not lose now.

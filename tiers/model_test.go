@@ -38,7 +38,7 @@ var (
 //   - what was in G3 when the store was closed at rest is there when it is opened
 //     again, and nothing else is; what was acknowledged as durable is there after
 //     the power was lost, and what is listed can be read;
-//   - in the end all counters are zero.
+//   - what gets said of keys is counted, and in the end all gauges are zero.
 //
 // The seed fixes the configuration, the operations of each goroutine, the faults
 // and when they come, and how each phase ends; what goroutines do to each other is
@@ -164,8 +164,9 @@ type model struct {
 	counts   [modelOps]atomic.Int64
 	restarts map[string]int
 	misses   map[string]int64
-	removed  map[string]int64 // blocks that left for good, by reason
-	sectors  [2]int           // kept and lost with the power
+	removed  map[string]int64                      // blocks that left for good, by reason
+	gets     [block.MissRecompute + 1]atomic.Int64 // how they ended since the store was opened, by key
+	sectors  [2]int                                // kept and lost with the power
 }
 
 // modelKey is one key; the worker that owns it puts and deletes it.
@@ -313,6 +314,9 @@ func (m *model) open() {
 	o.Catalog = m.catalog()
 	m.s = openStore(m.life, o)
 	m.c = m.s
+	for r := range m.gets {
+		m.gets[r].Store(0)
+	}
 	if m.volatile != nil && !m.deaf {
 		tiers.WrapFlush(m.s, func(_ int, path string, flush func() error) error { return m.volatile.Flush(path, flush) })
 	}
@@ -356,6 +360,7 @@ func (m *model) close() {
 	if st.Corrupt != 0 && !m.conf.spoils {
 		m.Errorf("%d blocks were corrupt", st.Corrupt)
 	}
+	m.countGets(&st)
 	for reason, n := range st.Misses {
 		m.misses[reason] += n
 	}
