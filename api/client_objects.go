@@ -36,9 +36,9 @@ func (c *Client) ObjectUsage(ctx context.Context) (usage []block.ObjectUsage, er
 }
 
 // SweepObjects compares each bucket of the object tier with the catalog, mends the
-// differences, and calls progress, which may be nil. It goes on with a sweep that was
-// interrupted, and waits for one that runs. When ctx ends, the daemon goes on by itself
-// later.
+// differences, and calls progress, which may be nil. It ends with a sweep that began after
+// the call came: it waits for one that runs, and begins another. When ctx ends, the daemon
+// goes on by itself later.
 func (c *Client) SweepObjects(ctx context.Context, progress func(block.ObjectSweep) error) error {
 	stream, err := c.rpc.SweepObjects(ctx, &pb.SweepObjectsRequest{})
 	if err != nil {

@@ -122,10 +122,11 @@ type Store interface {
 	ListObjects(ctx context.Context, cursor string, limit int) (objects []block.ObjectInfo, next string, err error)
 	// ObjectUsage sums up the objects of each namespace in each bucket.
 	ObjectUsage(ctx context.Context) ([]block.ObjectUsage, error)
-	// SweepObjects sweeps each bucket of G4 now, and returns at the end. It goes on with a
-	// sweep that was interrupted, and waits for one that runs. progress, which may be nil,
-	// is told how far it is; its error ends the call. A call that ends before the sweep
-	// does leaves the rest to the sweep in the background.
+	// SweepObjects sweeps each bucket of G4 now, and returns at the end of a sweep that has
+	// begun since: it waits for one that runs, does not go on with one that was interrupted,
+	// and shares its own with those who wait. progress, which may be nil, is told how far it
+	// is; its error ends the call. A call that ends before the sweep does leaves the rest to
+	// the sweep in the background.
 	SweepObjects(ctx context.Context, progress func(block.ObjectSweep) error) error
 	// ImportObjects has the catalog know what is in each bucket of G4 and was not written
 	// by way of this catalog, and never what was deleted or cleared, or is past its time.

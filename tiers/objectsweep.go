@@ -2,10 +2,8 @@ package tiers
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/kvtier/kvtier/index"
@@ -30,7 +28,9 @@ import (
 //     all their blocks that they are dead, which is so for every node.
 //   - What lives in objects that are half dead goes into new ones: repack.go.
 //
-// It goes on where it was, also after a restart.
+// In the background it goes on where it was, also after a restart. What came to be behind
+// the place where it is it does not see, and who asks for a sweep is to have seen what
+// there was at that time: so a call is answered by one that began later.
 
 const (
 	// sweepRequests is how many requests a second a sweep makes.
@@ -44,52 +44,6 @@ const (
 	expireScan  = 4096
 	expireBatch = 1000
 )
-
-// objectSweep is the sweep of one bucket.
-type objectSweep struct {
-	turn chan struct{} // held by who sweeps
-	from uint64        // the objects of the catalog that are looked for next; whose turn it is has it
-	mu   struct {
-		sync.Mutex
-		rec index.ObjectSweepRecord
-	}
-}
-
-// init reads the record of the sweep, or makes it, and with it the name by which this
-// catalog's store writes objects.
-func (w *objectSweep) init(c *index.Catalog, number uint16) (packed.Writer, error) {
-	w.turn = make(chan struct{}, 1)
-	rec, ok, err := c.ObjectSweep(number)
-	if err == nil && !ok {
-		rec.Bucket = number
-		_, _ = rand.Read(rec.Writer[:]) // does not fail
-		err = c.PutObjectSweep(rec)
-	}
-	w.mu.rec = rec
-	return rec.Writer, err
-}
-
-func (w *objectSweep) get() index.ObjectSweepRecord {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.mu.rec
-}
-
-// change changes the record, and says what it is then.
-func (w *objectSweep) change(f func(r *index.ObjectSweepRecord)) index.ObjectSweepRecord {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	f(&w.mu.rec)
-	return w.mu.rec
-}
-
-func (p *objectBucket) sweepStatus() block.ObjectSweep {
-	r := p.sweeps.get()
-	return block.ObjectSweep{
-		Bucket: p.service.String(), Started: r.Started, Ended: r.Ended, Listed: r.Listed, Orphans: r.Orphans, OrphanBytes: r.OrphanBytes,
-		Missing: r.Missing, Lost: r.Lost, Expired: r.Expired, Rewritten: r.Rewritten, Moved: r.Moved, MovedBytes: r.MovedBytes, Error: r.Error,
-	}
-}
 
 // sweeper sweeps the buckets when it is time, until the store's life ends.
 func (o *objects) sweeper() {
@@ -105,9 +59,8 @@ func (o *objects) sweeper() {
 		o.sweep() // what has rested
 		var errs []error
 		for _, p := range o.buckets {
-			r := p.sweeps.get()
-			if (r.Ended.IsZero() || time.Since(r.Ended) >= o.s.opts.SweepObjectsEvery) && p.health.rank() != rankDown {
-				errs = append(errs, o.sweepBucket(o.s.life, p, nil))
+			if number, due := p.sweeps.due(o.s.opts.SweepObjectsEvery); due && p.health.rank() != rankDown {
+				errs = append(errs, o.sweepBucket(o.s.life, p, number, nil))
 			}
 		}
 		if err := errors.Join(errs...); err == nil {
@@ -119,14 +72,17 @@ func (o *objects) sweeper() {
 	}
 }
 
-// SweepObjects sweeps the buckets of G4 now, or goes on with sweeps that are under way, and
-// tells how far it is; see api.Store.
+// SweepObjects sweeps the buckets of G4 now, and tells how far it is; see api.Store.
 func (s *Store) SweepObjects(ctx context.Context, progress func(block.ObjectSweep) error) error {
 	if s.objects == nil {
 		return fmt.Errorf("sweep objects: %w: this store has no object tier", block.ErrUnavailable)
 	}
+	var numbers []int
 	for _, p := range s.objects.buckets {
-		if err := s.objects.sweepBucket(ctx, p, progress); err != nil {
+		numbers = append(numbers, p.sweeps.next())
+	}
+	for i, p := range s.objects.buckets {
+		if err := s.objects.sweepBucket(ctx, p, numbers[i], progress); err != nil {
 			return fmt.Errorf("sweep objects: %w", err)
 		}
 	}
@@ -143,10 +99,9 @@ type bucketSweep struct {
 	progress func(block.ObjectSweep) error // may be nil
 }
 
-// sweepBucket sweeps one bucket, from its beginning or from where the last sweep was
-// stopped. One that is under way is waited for, and is the one then.
-func (o *objects) sweepBucket(ctx context.Context, p *objectBucket, progress func(block.ObjectSweep) error) error {
-	was := p.sweeps.get()
+// sweepBucket returns when the sweep of a bucket with a number, or a later one, is at its
+// end: it begins it, or goes on with it, when nobody else does.
+func (o *objects) sweepBucket(ctx context.Context, p *objectBucket, number int, progress func(block.ObjectSweep) error) error {
 	select {
 	case p.sweeps.turn <- struct{}{}:
 		defer func() { <-p.sweeps.turn }()
@@ -159,8 +114,7 @@ func (o *objects) sweepBucket(ctx context.Context, p *objectBucket, progress fun
 	defer stop()
 	w := &bucketSweep{o: o, p: p, ctx: ctx, pace: &sharedPacer{p: pacer{rate: sweepRequests}}, progress: progress}
 	w.b = p.Through(watched{p, w.pace})
-	now := p.sweeps.get()
-	if !was.Started.IsZero() && was.Ended.IsZero() && !now.Ended.IsZero() && now.Started.Equal(was.Started) {
+	if p.sweeps.begin(number) {
 		return w.tell() // another has brought it to its end meanwhile
 	}
 	err := w.run()
@@ -199,13 +153,8 @@ func (w *bucketSweep) save(f func(r *index.ObjectSweepRecord)) error {
 }
 
 func (w *bucketSweep) run() error {
-	r := w.p.sweeps.get()
-	if r.Started.IsZero() || !r.Ended.IsZero() {
-		if err := w.save(func(r *index.ObjectSweepRecord) {
-			*r = index.ObjectSweepRecord{Bucket: r.Bucket, Writer: r.Writer, Started: time.Now()}
-		}); err != nil {
-			return err
-		}
+	if err := w.save(func(*index.ObjectSweepRecord) {}); err != nil {
+		return err
 	}
 	for _, step := range []func() error{w.expire, w.compare, w.buryStrangers, w.repack} {
 		if err := step(); err != nil {

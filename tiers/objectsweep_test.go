@@ -1,7 +1,9 @@
 package tiers_test
 
 import (
+	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -130,6 +132,50 @@ func TestObjectSweep(t *testing.T) {
 	}
 }
 
+// onList has call called ahead of the nth page of the next list.
+func onList(b *fakeBucket, nth int, call func() error) {
+	lists := 0
+	b.fail(func(op, key string) error {
+		if op == "list" && strings.HasPrefix(key, "blocks/") {
+			if lists++; lists == nth {
+				return call()
+			}
+		}
+		return nil
+	})
+}
+
+// inOrder are the keys of the packed objects, as a list gives them.
+func inOrder(b *fakeBucket) (keys []string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for k := range b.objects {
+		if strings.HasPrefix(k, "blocks/") {
+			keys = append(keys, k)
+		}
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+// muddle gives a sweep to find what one that has listed the first object does not: that is
+// gone, and a block in G4 past its time.
+func muddle(t testing.TB, b *fakeBucket, s *tiers.Store, ns block.Namespace) {
+	t.Helper()
+	first := inOrder(b)[0]
+	b.drop(func(key string) bool { return key == first })
+	for i := 500; ; i++ { // one that was too slow for its time is not uploaded
+		putBriefly(t, s, ns, i, 4000)
+		sendDown(t, s, ns, i)
+		eventually(t, "the block's time has passed", func() bool { return tiersOf(t, s, ns, i) == "" })
+		if _, ok, err := tiers.Catalog(s).GetPacked(keyOf(ns, i), hashLen); err != nil {
+			t.Fatal(err)
+		} else if ok {
+			return
+		}
+	}
+}
+
 // TestObjectSweepGoesOn: a sweep that was interrupted goes on where it was, over a restart.
 func TestObjectSweepGoesOn(t *testing.T) {
 	b := newFakeBucket()
@@ -141,15 +187,7 @@ func TestObjectSweepGoesOn(t *testing.T) {
 		sendDown(t, s, ns, i)
 	}
 	plant(t, b, ns, tiers.WriterOf(s), 1<<62, 90)
-	lists := 0
-	b.fail(func(op, key string) error {
-		if op == "list" && strings.HasPrefix(key, "blocks/") {
-			if lists++; lists == 3 {
-				return bucket.ErrNoAnswer
-			}
-		}
-		return nil
-	})
+	onList(b, 3, func() error { return bucket.ErrNoAnswer })
 	if err := s.SweepObjects(within(t, time.Minute), nil); !errors.Is(err, bucket.ErrNoAnswer) {
 		t.Fatalf("sweep: %v", err)
 	}
@@ -157,10 +195,10 @@ func TestObjectSweepGoesOn(t *testing.T) {
 	if !st.Running() || st.Listed != 4 || !strings.Contains(st.Error, "no answer") {
 		t.Errorf("sweep is %+v", st)
 	}
+	o.SweepAfter = time.Millisecond
 	s = reopen(t, s, o)
-	eventually(t, "the bucket is healthy", func() bool { return g4(s).Devices[0].State == block.Healthy })
-	r := sweepObjects(t, s)
-	if r.Listed != 7 || r.Orphans != 1 || !r.Started.Equal(st.Started) {
+	eventually(t, "the sweep is at its end", func() bool { return !s.Stats().ObjectSweeps[0].Running() })
+	if r := s.Stats().ObjectSweeps[0]; r.Listed != 7 || r.Orphans != 1 || !r.Started.Equal(st.Started) {
 		t.Errorf("the sweep is %+v, was %+v", r, st)
 	}
 	if r := sweepObjects(t, s); r.Listed != 6 || r.Started.Equal(st.Started) {
@@ -168,6 +206,114 @@ func TestObjectSweepGoesOn(t *testing.T) {
 	}
 	for i := range 6 {
 		wantHit(t, s, ns, i, 5000)
+	}
+}
+
+// TestObjectSweepAnew: a call does not go on with a sweep that was interrupted, since that
+// would not see what has come to be behind it; but what it has done counts.
+func TestObjectSweepAnew(t *testing.T) {
+	for what, again := range map[string]func(t *testing.T, s *tiers.Store, o tiers.Options) *tiers.Store{
+		"at once": func(_ *testing.T, s *tiers.Store, _ tiers.Options) *tiers.Store { return s },
+		"restart": func(t *testing.T, s *tiers.Store, o tiers.Options) *tiers.Store { return reopen(t, s, o) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			b := newFakeBucket()
+			b.page = 2
+			o := atOnce(t, b)
+			s := openStore(t, o)
+			ns := space(t, s, "n", 1<<20)
+			for _, i := range chain(t, s, ns, 6, 5000) {
+				sendDown(t, s, ns, i)
+			}
+			plant(t, b, ns, tiers.WriterOf(s), 1<<62, 1<<8) // comes on the first page
+			onList(b, 3, func() error { return bucket.ErrNoAnswer })
+			if err := s.SweepObjects(within(t, time.Minute), nil); !errors.Is(err, bucket.ErrNoAnswer) {
+				t.Fatalf("sweep: %v", err)
+			}
+			st := s.Stats().ObjectSweeps[0]
+			if !st.Running() || st.Listed != 4 || st.Orphans != 1 {
+				t.Errorf("sweep is %+v", st)
+			}
+			s = again(t, s, o)
+			eventually(t, "the bucket is healthy", func() bool { return g4(s).Devices[0].State == block.Healthy })
+			muddle(t, b, s, ns)
+			all := int64(len(inOrder(b)))
+			r := sweepObjects(t, s)
+			if r.Listed > all || r.Missing != 1 || r.Lost != 1 || r.Expired != 1 || r.Orphans != 1 || r.Started.Equal(st.Started) {
+				t.Errorf("of %d objects the sweep is %+v, was %+v", all, r, st)
+			}
+		})
+	}
+}
+
+// queuer is a context that tells when it is first waited for.
+type queuer struct {
+	context.Context
+	once  sync.Once
+	waits chan struct{}
+}
+
+func (q *queuer) Done() <-chan struct{} {
+	q.once.Do(func() { close(q.waits) })
+	return q.Context.Done()
+}
+
+// TestObjectSweepShared: calls that find a sweep under way are answered by one that began
+// when they had come; and one is enough for all of them.
+func TestObjectSweepShared(t *testing.T) {
+	b := newFakeBucket()
+	b.page = 2
+	s := openStore(t, atOnce(t, b))
+	ns := space(t, s, "n", 1<<20)
+	for _, i := range chain(t, s, ns, 6, 5000) {
+		sendDown(t, s, ns, i)
+	}
+	stopped, on := make(chan struct{}), make(chan struct{})
+	goOn := sync.OnceFunc(func() { close(on) })
+	defer goOn()
+	onList(b, 2, func() error {
+		close(stopped)
+		<-on
+		return nil
+	})
+	type result struct {
+		last block.ObjectSweep
+		err  error
+	}
+	call := func() (waits chan struct{}, done chan result) {
+		ctx := &queuer{Context: within(t, time.Minute), waits: make(chan struct{})}
+		done = make(chan result, 1)
+		go func() {
+			var r result
+			r.err = s.SweepObjects(ctx, func(p block.ObjectSweep) error {
+				r.last = p
+				return nil
+			})
+			done <- r
+		}()
+		return ctx.waits, done
+	}
+	_, first := call()
+	select {
+	case <-stopped:
+	case r := <-first:
+		t.Fatalf("the first sweep: %+v", r)
+	}
+	muddle(t, b, s, ns)
+	var waiting []chan result
+	for range 2 {
+		waits, done := call()
+		<-waits
+		waiting = append(waiting, done)
+	}
+	goOn()
+	was := <-first
+	if was.err != nil || was.last.Running() || was.last.Missing+was.last.Expired != 0 {
+		t.Errorf("the first sweep: %+v", was)
+	}
+	one, other := <-waiting[0], <-waiting[1]
+	if one.err != nil || one != other || one.last.Running() || one.last.Missing != 1 || one.last.Lost != 1 || one.last.Expired != 1 || one.last.Started.Equal(was.last.Started) {
+		t.Errorf("calls that waited for %+v: %+v and %+v", was, one, other)
 	}
 }
 

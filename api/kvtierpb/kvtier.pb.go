@@ -6234,7 +6234,8 @@ func (*SetPolicyResponse) Descriptor() ([]byte, []int) {
 }
 
 // ObjectSweep tells how far the sweep of a bucket is, or how the last one ended. Its
-// counters go on over restarts, until the next one begins.
+// counters go on over restarts, until the next one begins; that one's begin with what one
+// that was interrupted has done.
 type ObjectSweep struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Bucket        string                 `protobuf:"bytes,1,opt,name=bucket,proto3" json:"bucket,omitempty"`                                       // URL without secrets

@@ -184,8 +184,9 @@ type KvtierClient interface {
 	// ObjectUsage sums up the objects of each namespace in each bucket.
 	ObjectUsage(ctx context.Context, in *ObjectUsageRequest, opts ...grpc.CallOption) (*ObjectUsageResponse, error)
 	// SweepObjects compares each bucket with the catalog, mends the differences, and streams
-	// how far it is. It goes on with a sweep that was interrupted, and waits for one that
-	// runs. When the call is cancelled the daemon goes on by itself later.
+	// how far it is. It ends with a sweep that began after the call came: it waits for one
+	// that runs, and begins another. When the call is cancelled the daemon goes on by itself
+	// later.
 	SweepObjects(ctx context.Context, in *SweepObjectsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ObjectSweep], error)
 	// ImportObjects has the catalog know what other nodes, or this one with another catalog,
 	// have written into each bucket, and streams how far it is. It never raises what was
@@ -674,8 +675,9 @@ type KvtierServer interface {
 	// ObjectUsage sums up the objects of each namespace in each bucket.
 	ObjectUsage(context.Context, *ObjectUsageRequest) (*ObjectUsageResponse, error)
 	// SweepObjects compares each bucket with the catalog, mends the differences, and streams
-	// how far it is. It goes on with a sweep that was interrupted, and waits for one that
-	// runs. When the call is cancelled the daemon goes on by itself later.
+	// how far it is. It ends with a sweep that began after the call came: it waits for one
+	// that runs, and begins another. When the call is cancelled the daemon goes on by itself
+	// later.
 	SweepObjects(*SweepObjectsRequest, grpc.ServerStreamingServer[ObjectSweep]) error
 	// ImportObjects has the catalog know what other nodes, or this one with another catalog,
 	// have written into each bucket, and streams how far it is. It never raises what was

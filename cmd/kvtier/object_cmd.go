@@ -211,8 +211,8 @@ itself now and then, and wait for the end:
     dropped from the catalog;
   - objects of which less than half lives are rewritten.
 
-It goes on with a sweep that was interrupted, and waits for one that runs. When it is
-interrupted the daemon goes on later.
+One that runs is waited for, and another begins behind it, since that has seen only what
+there was at its beginning. When the command is interrupted the daemon goes on later.
 
 The exit code is 0 at the end, and 3 when objects were missing and blocks lost by it.`,
 		Args: noArgs,

@@ -4,7 +4,8 @@ import "time"
 
 // ObjectSweep tells how far the sweep of a bucket is, or how the last one ended. It
 // compares the bucket with the catalog, and counts what it did about the differences, also
-// over restarts, until the next one begins.
+// over restarts, until the next one begins; that one's counters begin with what one that
+// was interrupted has done.
 type ObjectSweep struct {
 	Bucket  string    // URL without secrets
 	Started time.Time // zero: never
