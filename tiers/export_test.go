@@ -208,3 +208,6 @@ func WriterOf(s *Store) packed.Writer { return s.objects.buckets[0].sweeps.get()
 
 // TakeOut is what G3's evictor does with blocks that it takes out.
 func TakeOut(s *Store, hs []block.Handle) { s.takeOut(s.g3, hs, true) }
+
+// Suspect reports whether a slab may have a header that no record claims.
+func Suspect(s *Store, device int) bool { return s.suspect(device) }

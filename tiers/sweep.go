@@ -27,6 +27,7 @@ const (
 	sweepRate  = 256 << 20             // bytes per second
 	sweepStep  = 1 << 20               // bytes read at a time
 	sweepPause = 10 * time.Millisecond // before room that is being written is looked at again
+	sweepTries = 1000                  // so often; who uses a slot that should be free may do so for long
 
 	maxSweepPause = time.Hour // between sweeps that fail
 )
@@ -120,7 +121,7 @@ func (w *walker) sweep(d *device) error {
 // sweepExtent invalidates the headers in one extent that are no block's. What is
 // written meanwhile needs no sweep: who writes a header sees to its end.
 func (w *walker) sweepExtent(d *device, e int) error {
-	for {
+	for try := 1; ; try++ {
 		busy := false
 		for _, r := range w.s.unclaimed(d, e) {
 			for at := r.from; at < r.to; at += sweepStep {
@@ -133,6 +134,9 @@ func (w *walker) sweepExtent(d *device, e int) error {
 		}
 		if !busy {
 			return w.ctx.Err()
+		}
+		if try == sweepTries {
+			return fmt.Errorf("%w: there are headers in slots that are in use still", block.ErrUnavailable)
 		}
 		select {
 		case <-time.After(sweepPause):
@@ -236,9 +240,21 @@ func (w *walker) sweepHeader(d *device, off int64) (busy bool, err error) {
 	case off == room && bad:
 		return false, fmt.Errorf("slot at %d: %w", room, errUnerased)
 	case off == room:
-		return false, nil // the owner's own, or it comes there, or it is being erased
+		return !w.s.sees(owners[0], block.PlaceAt(d.number, room)), nil
 	}
 	return w.sweepBeside(d, off, room, owners)
+}
+
+// sees reports whether the owner of a slot sees to the header at its begin: that is its
+// own, or comes there. Of one that leaves the header is being erased; when that fails it
+// stays, and the slot is free soon.
+func (s *Store) sees(owner block.Handle, place block.Place) (ok bool) {
+	if owner != reserved {
+		s.table.View(owner, func(e *index.Entry) {
+			ok = e.State[ixG3] == index.SlotFilling || live(e, ixG3) && e.Place[ixG3] == place
+		})
+	}
+	return ok
 }
 
 // sweepBeside invalidates a header in a slot that is taken, behind the bytes of the

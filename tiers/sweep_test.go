@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -136,4 +137,52 @@ func TestSweepAfterFailure(t *testing.T) {
 	if s = reopen(t, s, o); tiers.Unswept(s) {
 		t.Error("it is to be swept again")
 	}
+}
+
+// TestSweepBeforeFree: a sweep that comes to a header which could not be erased, before its
+// slot is free, does not count it as swept.
+func TestSweepBeforeFree(t *testing.T) {
+	t.Parallel()
+	var disk xfertest.Injector
+	var reads atomic.Int64
+	agent := agentWith(t, func(b xfer.Backend) xfer.Backend {
+		return spy{disk.Wrap(b), func(op xfer.Op, _, _ []xfer.Bound) {
+			if op == xfer.Read {
+				reads.Add(1)
+			}
+		}}
+	})
+	o := tiers.Options{Dir: t.TempDir(), Slabs: slabIn(t, 64<<20), Agent: agent, DRAM: 16 << 20, SweepAfter: time.Millisecond}
+	s := openStore(t, o)
+	ns := space(t, s, "a", 8<<20)
+	mustPut(t, s, ns, 1, 3000, block.PutOptions{Durable: block.G3})
+	off := placeIn(t, s, ns, 1, block.G3).Offset()
+	disk.Set(xfertest.Rule{Fault: xfertest.Fail, Ops: []xfer.Op{xfer.Write}})
+	// The committer stands still behind the erasure that has failed, ahead of what follows.
+	one := tiers.HoldCommits(s)
+	other := make(chan func())
+	go func() { other <- tiers.HoldCommits(s) }()
+	eventually(t, "the next round has begun to fill", func() bool { return tiers.QueuedCommits(s) == 1 })
+	deleted := make(chan error)
+	ctx := within(t, time.Minute)
+	go func() {
+		_, err := s.Delete(ctx, ns.ID, hashLen, pack(hashOf(1)))
+		deleted <- err
+	}()
+	eventually(t, "the delete is queued", func() bool { return tiers.QueuedCommits(s) > 1 })
+	before := reads.Load()
+	one()
+	release := <-other
+	eventually(t, "a sweep has come by", func() bool { return reads.Load() > before+1 })
+	disk.Clear()
+	release()
+	if err := <-deleted; !errors.Is(err, block.ErrUnavailable) {
+		t.Errorf("delete: %v, want ErrUnavailable", err)
+	}
+	eventually(t, "all is swept", func() bool { return !tiers.Suspect(s, 0) })
+	inFile(t, o.Slabs[0].Path, off, 512, func(b []byte) {
+		if hd, err := tiers.DecodeHeader(b, tiers.SealOf(s, block.PlaceAt(0, off))); !errors.Is(err, tiers.ErrNoSlot) {
+			t.Errorf("at %d there is %+v, %v", off, hd, err)
+		}
+	})
 }
