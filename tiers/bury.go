@@ -141,12 +141,13 @@ func (w *farewell) end() {
 // drop drops the records of keys that have left the table, and writes their tombstones. It
 // says of which keys there was a record. stones say of which generation a block of a key may
 // have been: one that was put afterwards, and has come into G4 since, is of a later one.
-func (w *farewell) drop(ctx context.Context, hashLen int, stones []index.Tombstone) (there []bool, err error) {
+func (w *farewell) drop(ctx context.Context, hashLen int, stones []index.Tombstone) ([]bool, error) {
 	if w == nil {
 		return nil, nil
 	}
 	o := w.o
-	there = make([]bool, len(w.keys))
+	// They are the change's, also when this call has returned, until it is done.
+	there := make([]bool, len(w.keys))
 	var dropped []index.PackedRecord
 	graves := map[*objectBucket][]block.Key{}
 	c := &change{

@@ -36,7 +36,7 @@ func (s *Store) commit(ctx context.Context, rs []*reservation, res []block.Commi
 			res[i].Err = err
 			continue
 		}
-		h, used, durable, err := s.admit(r, sum)
+		h, used, durable, err := s.admit(ctx, r, sum)
 		if !used {
 			s.giveBack(r)
 			res[i].Status = block.Exists

@@ -26,6 +26,7 @@ var deadlineFaults = []struct{ name, kind string }{
 	{"deaf", "deaf"},
 	{"flush", "flush"},
 	{"catalog", "catalog"},
+	{"catalogRead", "catalogRead"},
 	{"EIO", "fails"},
 	{"ENOSPC", "fails"},
 	{"short", "fails"},
@@ -147,21 +148,21 @@ func TestDeadlines(t *testing.T) {
 	t.Parallel()
 	for _, f := range deadlineFaults {
 		for suffix, way := range map[string]int{"": callBare, "/grpc": callRemote, "/session": callSession} {
-			for _, c := range deadlineCalls() {
+			for _, c := range deadlineCallsFor(f.kind) {
 				right, meets := c.want[f.kind]
 				switch {
 				case c.ways&way == 0:
 					continue
-				case !meets && (f.kind != "device" && f.kind != "catalog" || way == callSession):
+				case !meets && (f.kind != "device" && f.kind != "catalog" && f.kind != "catalogRead" || way == callSession):
 					continue // it does not come near the fault
 				case way != callBare && (f.name == "ENOSPC" || f.name == "short" || f.name == "catalogENOSPC"):
 					continue // to a client they are as EIO
-				case raceEnabled && (way != callBare || f.kind != "device" && f.kind != "catalog"):
+				case raceEnabled && (way != callBare || f.kind != "device" && f.kind != "catalog" && f.kind != "catalogRead"):
 					continue // the detector has seen these calls elsewhere
 				}
 				t.Run(f.name+"/"+c.name+suffix, func(t *testing.T) {
 					t.Parallel() // most of it waits
-					stalls := f.kind == "device" || f.kind == "deaf" || f.kind == "flush" || f.kind == "catalog"
+					stalls := f.kind == "device" || f.kind == "deaf" || f.kind == "flush" || f.kind == "catalog" || f.kind == "catalogRead"
 					deadline := deadlinePatience
 					if meets && stalls {
 						deadline = deadlineWaits
@@ -170,7 +171,7 @@ func TestDeadlines(t *testing.T) {
 						right = func(err error) bool { return err == nil }
 					}
 					once := func() time.Duration {
-						r := newDeadlineRig(t)
+						r := newDeadlineRigFor(t, f.kind)
 						defer r.mend()
 						r.reach(t, way)
 						r.stall(f.name)

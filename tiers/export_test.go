@@ -131,6 +131,9 @@ func EvictAll(s *Store, t block.TierID, keys []block.Key) {
 	s.evict(s.tier(index.TierIndex(t)), hs, true)
 }
 
+// CatalogReaders is how many reads of the catalog calls have under way at once.
+const CatalogReaders = catalogReaders
+
 // StagingSlots is how many staging buffers there are, and StagingFree how many nobody has.
 const StagingSlots = stagingSlots
 

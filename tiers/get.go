@@ -35,7 +35,10 @@ type grip struct {
 
 // near reports whether serving the block waits for nothing.
 func (g *grip) near() bool {
-	return g.far == nil && (g.h == 0 || g.up == nil && live(&g.e, ixG2))
+	if g.far != nil {
+		return g.far.missing()
+	}
+	return g.h == 0 || g.up == nil && live(&g.e, ixG2)
 }
 
 // Get reads blocks in order; see api.Store.
@@ -67,7 +70,7 @@ func (s *Store) Get(ctx context.Context, nsID block.NamespaceID, hashLen int, wa
 	}()
 	taken := 0
 	take := func() []grip {
-		w := s.gripWindow(nsID, want[taken:], o)
+		w := s.gripWindow(ctx, nsID, want[taken:], o)
 		taken += len(w)
 		return w
 	}
@@ -102,8 +105,8 @@ func (s *Store) Get(ctx context.Context, nsID block.NamespaceID, hashLen int, wa
 	return nil
 }
 
-// gripWindow takes references on the next keys and sends for those in G3.
-func (s *Store) gripWindow(nsID block.NamespaceID, want []block.Wanted, o block.GetOptions) []grip {
+// gripWindow takes references on the next keys and sends for those in G3 and G4.
+func (s *Store) gripWindow(ctx context.Context, nsID block.NamespaceID, want []block.Wanted, o block.GetOptions) []grip {
 	var w []grip
 	var bytes int64
 	var low []block.Handle
@@ -113,11 +116,10 @@ func (s *Store) gripWindow(nsID block.NamespaceID, want []block.Wanted, o block.
 		k := block.Key{NS: nsID, Hash: want[i].Hash}
 		g := s.grip(k)
 		if s.objects != nil && g.mayBeFar() {
-			f, n := s.objects.gripFar(k, &g, !o.NoPromote)
-			if f != nil {
+			if f := s.objects.gripFar(k, &g, !o.NoPromote); f != nil {
 				made = append(made, f)
 			}
-			bytes += n
+			bytes += s.objects.typical() // before it is looked up its length is not known
 		} else if g.h != 0 {
 			bytes += int64(g.e.Len)
 			if !live(&g.e, ixG2) && !o.NoPromote {
@@ -130,7 +132,7 @@ func (s *Store) gripWindow(nsID block.NamespaceID, want []block.Wanted, o block.
 		w[at[j]].up = m
 	}
 	if s.objects != nil {
-		s.objects.bring(made)
+		s.objects.bring(ctx, made)
 	}
 	return w
 }
@@ -269,7 +271,7 @@ func (s *Store) serveFar(ctx context.Context, hashLen int, w *block.Wanted, gs [
 		g.h = g.far.h
 		return false, block.Hit, nil
 	case !errors.Is(err, block.ErrNoSpace):
-		return false, missOf(err), nil
+		return false, missedFar(err, g.reason), nil
 	}
 	r := &g.far.rec
 	n, err := lengthWanted(w, hashLen, r.Len)
@@ -314,6 +316,8 @@ func missOf(err error) block.MissReason {
 	switch {
 	case errors.Is(err, block.ErrCorrupt):
 		return block.MissCorrupt
+	case errors.Is(err, errExpired):
+		return block.MissExpired
 	case errors.Is(err, block.ErrNotFound):
 		return block.MissAbsent
 	case errors.Is(err, block.ErrNoSpace):

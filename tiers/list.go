@@ -34,9 +34,39 @@ func (s *Store) List(ctx context.Context, nsID block.NamespaceID, cursor string,
 		}
 		from = last + 1
 	}
+	var hs []block.Handle
+	for more := true; more && len(entries) <= limit; {
+		var some []block.ListEntry
+		var at []block.Handle
+		some, at, more = s.listNear(ctx, nsID, from, min(limit+1-len(entries), listLook))
+		if len(some) > 0 {
+			from = at[len(at)-1] + 1
+		}
+		if err := ctx.Err(); err != nil {
+			return nil, "", fmt.Errorf("list: %w", err)
+		}
+		if some, at, err = s.notFar(ctx, nsID, some, at); err != nil {
+			return nil, "", fmt.Errorf("list: %w", err)
+		}
+		entries, hs = append(entries, some...), append(hs, at...)
+	}
+	switch {
+	case len(entries) > limit:
+		entries, next = entries[:limit], formatCursor(hs[limit-1])
+	case s.objects != nil:
+		next = farCursor
+	}
+	return entries, next, nil
+}
+
+// listLook is how many blocks of local tiers a listing looks for in G4 at a time.
+const listLook = 1024
+
+// listNear lists up to n blocks of local tiers from a handle on, each with its handle. more
+// says that there may be others behind them.
+func (s *Store) listNear(ctx context.Context, nsID block.NamespaceID, from block.Handle, n int) (entries []block.ListEntry, at []block.Handle, more bool) {
 	now := nowUnix()
 	looked := 0
-	var last block.Handle
 	s.table.Range(from, func(h block.Handle, e *index.Entry) bool {
 		// A namespace may be a small part of the table.
 		if looked++; looked%4096 == 0 && ctx.Err() != nil {
@@ -45,14 +75,9 @@ func (s *Store) List(ctx context.Context, nsID block.NamespaceID, cursor string,
 		if e.NS != nsID || !resident(e) || expired(e, now) {
 			return true
 		}
-		if _, why := s.objects.find(block.Key{NS: e.NS, Hash: e.Hash}); why == block.Hit {
-			return true // it comes with those of G4
-		}
-		if len(entries) == limit {
-			next = formatCursor(last)
+		if more = len(entries) == n; more {
 			return false
 		}
-		last = h
 		le := block.ListEntry{Hash: e.Hash, Len: e.Len, Sum: e.Sum, Pinned: isPinned(e)}
 		for ix, id := range [...]block.TierID{block.G2, block.G3} {
 			if live(e, ix) {
@@ -63,14 +88,31 @@ func (s *Store) List(ctx context.Context, nsID block.NamespaceID, cursor string,
 		if e.Expires != 0 {
 			le.Expires = time.Unix(int64(e.Expires), 0)
 		}
-		entries = append(entries, le)
+		entries, at = append(entries, le), append(at, h)
 		return true
 	})
-	if err := ctx.Err(); err != nil {
-		return nil, "", fmt.Errorf("list: %w", err)
+	return entries, at, more
+}
+
+// notFar leaves out of a listing what G4 has, too: it comes with the blocks of G4.
+func (s *Store) notFar(ctx context.Context, nsID block.NamespaceID, entries []block.ListEntry, at []block.Handle) ([]block.ListEntry, []block.Handle, error) {
+	if s.objects == nil || len(entries) == 0 {
+		return entries, at, nil
 	}
-	if next == "" && s.objects != nil {
-		next = farCursor
+	keys := make([]block.Key, len(entries))
+	for i := range keys {
+		keys[i] = block.Key{NS: nsID, Hash: entries[i].Hash}
 	}
-	return entries, next, nil
+	found, err := s.objects.findAll(ctx, keys, true)
+	if err != nil {
+		return nil, nil, err
+	}
+	n := 0
+	for i := range found {
+		if found[i].why != block.Hit {
+			entries[n], at[n] = entries[i], at[i]
+			n++
+		}
+	}
+	return entries[:n], at[:n], nil
 }

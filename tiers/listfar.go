@@ -53,29 +53,31 @@ func (s *Store) listFar(ctx context.Context, nsID block.NamespaceID, cursor stri
 }
 
 // scan gives up to limit blocks of a namespace that are found in G4, behind a hash.
-func (o *objects) scan(ctx context.Context, nsID block.NamespaceID, after []byte, limit int) (recs []index.PackedRecord, err error) {
+func (o *objects) scan(ctx context.Context, nsID block.NamespaceID, after []byte, limit int) ([]index.PackedRecord, error) {
 	ns, err := o.s.names.byID(nsID)
 	if err != nil {
 		return nil, err
 	}
 	epoch, now := ns.state.Load().Epoch, int64(nowUnix())
-	looked := 0
-	err = o.s.catalog.ScanPacked(nsID, after, func(r *index.PackedRecord) error {
-		if looked++; looked%4096 == 0 && ctx.Err() != nil {
-			return ctx.Err()
+	return readCatalog(ctx, o.s, func() (recs []index.PackedRecord, err error) {
+		looked := 0
+		err = o.s.catalog.ScanPacked(nsID, after, func(r *index.PackedRecord) error {
+			if looked++; looked%4096 == 0 && ctx.Err() != nil {
+				return ctx.Err()
+			}
+			if r.Epoch == epoch && (r.Expires == 0 || r.Expires > now) && !o.isLeaving(r.Key) {
+				recs = append(recs, *r)
+			}
+			if len(recs) == limit {
+				return errFull
+			}
+			return nil
+		})
+		if err == errFull {
+			err = nil
 		}
-		if r.Epoch == epoch && (r.Expires == 0 || r.Expires > now) && !o.isLeaving(r.Key) {
-			recs = append(recs, *r)
-		}
-		if len(recs) == limit {
-			return errFull
-		}
-		return nil
+		return recs, err
 	})
-	if err == errFull {
-		err = nil
-	}
-	return recs, err
 }
 
 // presentFar tells of the blocks in G4 of a namespace, or of all of them; see snapshot.

@@ -23,7 +23,7 @@ func (s *Store) Match(ctx context.Context, nsID block.NamespaceID, hashLen int, 
 		if o.Plan != nil {
 			return fmt.Errorf("match: %w: a lease and a plan exclude each other: lease what the plan says", block.ErrInvalid)
 		}
-		return s.matchLeased(nsID, hashLen, hashes, n, o, res)
+		return s.matchLeased(ctx, nsID, hashLen, hashes, n, o, res)
 	}
 	s.table.LookupAll(nsID, hashLen, hashes, func(i int, _ block.Handle, e *index.Entry) bool {
 		f := found(e, now)
@@ -38,7 +38,9 @@ func (s *Store) Match(ctx context.Context, nsID block.NamespaceID, hashLen int, 
 		return o.All || !broken || s.objects != nil
 	})
 	if s.objects != nil {
-		s.objects.matchFar(nsID, hashLen, hashes, o.All, res)
+		if err := s.objects.matchFar(ctx, nsID, hashLen, hashes, o.All, res); err != nil {
+			return fmt.Errorf("match: %w", err)
+		}
 	}
 	if !o.Quiet {
 		s.countMatch(nsID, hashLen, hashes, n, res)
@@ -78,9 +80,15 @@ func (s *Store) pending(nsID block.NamespaceID, hashLen int, hashes []byte, i in
 
 // matchLeased looks keys up one by one, taking a reference on each that is
 // there, so that what is answered is what is leased.
-func (s *Store) matchLeased(nsID block.NamespaceID, hashLen int, hashes []byte, n int, o block.MatchOptions, res *block.MatchResult) error {
+func (s *Store) matchLeased(ctx context.Context, nsID block.NamespaceID, hashLen int, hashes []byte, n int, o block.MatchOptions, res *block.MatchResult) error {
 	now, broken := nowUnix(), false
 	var held []block.Handle
+	letGo := func() {
+		for _, h := range held {
+			s.release(h)
+		}
+	}
+	var far map[int]block.Found // what was looked for in G4
 	for i := 0; i < n && (o.All || !broken); i++ {
 		k := block.Key{NS: nsID}
 		copy(k.Hash[:], hashes[i*hashLen:(i+1)*hashLen])
@@ -93,7 +101,14 @@ func (s *Store) matchLeased(nsID block.NamespaceID, hashLen int, hashes []byte, 
 		})
 		if f.State == block.Absent {
 			// What is in G4 stays there: it needs no lease.
-			f = s.objects.found(k)
+			if _, known := far[i]; !known && s.objects != nil {
+				var err error
+				if far, err = s.absentFar(ctx, nsID, hashLen, hashes, i, n, o.All); err != nil {
+					letGo()
+					return fmt.Errorf("match: %w", err)
+				}
+			}
+			f = far[i]
 		}
 		if f.State == block.Absent && s.pending(nsID, hashLen, hashes, i) {
 			f.State = block.Pending
@@ -114,13 +129,33 @@ func (s *Store) matchLeased(nsID block.NamespaceID, hashLen int, hashes []byte, 
 	}
 	lease, err := s.leases.Grant(o.Session, held, o.Lease)
 	if err != nil {
-		for _, h := range held {
-			s.release(h)
-		}
+		letGo()
 		return fmt.Errorf("match: %w", err)
 	}
 	res.Lease = lease
 	return nil
+}
+
+// absentFar looks in G4 for key i and some of those behind it up to n that no local tier
+// has now, unless all says so for no more than up to the first that is not there.
+func (s *Store) absentFar(ctx context.Context, nsID block.NamespaceID, hashLen int, hashes []byte, i, n int, all bool) (map[int]block.Found, error) {
+	var keys []block.Key
+	var at []int
+	for j := i; j < n && len(keys) < windowKeys; j++ {
+		k := keyAt(nsID, hashLen, hashes, j)
+		if _, e, ok := s.table.Lookup(k); j == i || !ok || !resident(&e) {
+			keys, at = append(keys, k), append(at, j)
+		}
+	}
+	found, err := s.objects.findAll(ctx, keys, all)
+	if err != nil {
+		return nil, err
+	}
+	far := make(map[int]block.Found, len(found))
+	for j := range found {
+		far[at[j]] = found[j].found()
+	}
+	return far, nil
 }
 
 // checkHashes says how many hashes there are.
@@ -193,11 +228,17 @@ func (s *Store) Locate(ctx context.Context, nsID block.NamespaceID, hashLen int,
 		return true
 	})
 	if s.objects != nil {
-		for i := range out {
-			k := block.Key{NS: nsID}
-			copy(k.Hash[:], hashes[i*hashLen:(i+1)*hashLen])
-			if r, why := s.objects.find(k); why == block.Hit {
-				out[i] = append(out[i], block.Located{Tier: block.G4, Len: r.Len})
+		keys := make([]block.Key, n)
+		for i := range keys {
+			keys[i] = keyAt(nsID, hashLen, hashes, i)
+		}
+		far, err := s.objects.findAll(ctx, keys, true)
+		if err != nil {
+			return nil, fmt.Errorf("locate: %w", err)
+		}
+		for i := range far {
+			if far[i].why == block.Hit {
+				out[i] = append(out[i], block.Located{Tier: block.G4, Len: far[i].rec.Len})
 			}
 		}
 	}

@@ -22,18 +22,25 @@ func (s *Store) ListObjects(ctx context.Context, cursor string, limit int) (all 
 			return nil, "", fmt.Errorf("list objects: %w: cursor %q", block.ErrInvalid, cursor)
 		}
 	}
-	err = s.catalog.ScanObjects(from, func(r *index.ObjectRecord) error {
-		if len(all) == limit {
-			next = strconv.FormatUint(r.Number, 16)
-			return errFull
-		}
-		all = append(all, s.objects.info(r))
-		return ctx.Err()
+	type page struct {
+		all  []block.ObjectInfo
+		next string
+	}
+	p, err := readCatalog(ctx, s, func() (p page, err error) {
+		err = s.catalog.ScanObjects(from, func(r *index.ObjectRecord) error {
+			if len(p.all) == limit {
+				p.next = strconv.FormatUint(r.Number, 16)
+				return errFull
+			}
+			p.all = append(p.all, s.objects.info(r))
+			return ctx.Err()
+		})
+		return p, err
 	})
 	if err != nil && err != errFull {
 		return nil, "", fmt.Errorf("list objects: %w", err)
 	}
-	return all, next, nil
+	return p.all, p.next, nil
 }
 
 func (o *objects) info(r *index.ObjectRecord) block.ObjectInfo {
@@ -66,21 +73,24 @@ func (s *Store) ObjectUsage(ctx context.Context) ([]block.ObjectUsage, error) {
 		return nil, fmt.Errorf("object usage: %w: this store has no object tier", block.ErrUnavailable)
 	}
 	type place struct{ bucket, namespace string }
-	sums := map[place]*block.ObjectUsage{}
-	err := s.catalog.ScanObjects(0, func(r *index.ObjectRecord) error {
-		i := s.objects.info(r)
-		at := place{i.Bucket, i.Namespace}
-		u := sums[at]
-		if u == nil {
-			u = &block.ObjectUsage{Bucket: i.Bucket, Namespace: i.Namespace}
-			sums[at] = u
-		}
-		u.Objects++
-		u.Bytes += i.Bytes
-		u.Blocks += i.Blocks
-		u.Live += i.Live
-		u.LiveBytes += i.LiveBytes
-		return ctx.Err()
+	sums, err := readCatalog(ctx, s, func() (map[place]*block.ObjectUsage, error) {
+		sums := map[place]*block.ObjectUsage{}
+		err := s.catalog.ScanObjects(0, func(r *index.ObjectRecord) error {
+			i := s.objects.info(r)
+			at := place{i.Bucket, i.Namespace}
+			u := sums[at]
+			if u == nil {
+				u = &block.ObjectUsage{Bucket: i.Bucket, Namespace: i.Namespace}
+				sums[at] = u
+			}
+			u.Objects++
+			u.Bytes += i.Bytes
+			u.Blocks += i.Blocks
+			u.Live += i.Live
+			u.LiveBytes += i.LiveBytes
+			return ctx.Err()
+		})
+		return sums, err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("object usage: %w", err)

@@ -253,10 +253,44 @@ func (p *objectBucket) do(ctx context.Context, n int64, call func(ctx context.Co
 	return err
 }
 
-// find looks for a block in G4. It reads the catalog and asks no bucket. s.objects may be
-// nil, and then has none.
-func (o *objects) find(k block.Key) (r index.PackedRecord, why block.MissReason) {
-	if o == nil || o.isLeaving(k) {
+// find looks for a block in G4. It asks no bucket. Without a G4, when o is nil, no block is
+// there. It fails when ctx ends before the catalog answers: why is MissDeadline then.
+func (o *objects) find(ctx context.Context, k block.Key) (r index.PackedRecord, why block.MissReason, err error) {
+	if o == nil {
+		return r, block.MissAbsent, nil
+	}
+	found, err := o.findAll(ctx, []block.Key{k}, true)
+	if err != nil {
+		return r, missOf(err), err
+	}
+	return found[0].rec, found[0].why, nil
+}
+
+// farRecord is what the catalog says of a block in G4.
+type farRecord struct {
+	rec index.PackedRecord
+	why block.MissReason // Hit, or why there is none
+}
+
+// findAll is find for some keys, which stay as they are; unless all says so, for no more
+// than up to the first that is not there.
+func (o *objects) findAll(ctx context.Context, keys []block.Key, all bool) ([]farRecord, error) {
+	return readCatalog(ctx, o.s, func() ([]farRecord, error) {
+		found := make([]farRecord, 0, len(keys))
+		for _, k := range keys {
+			var f farRecord
+			f.rec, f.why = o.lookUp(k)
+			if found = append(found, f); f.why != block.Hit && !all {
+				break
+			}
+		}
+		return found, nil
+	})
+}
+
+// lookUp is find for who may wait for the catalog's disk: see catalogReads.
+func (o *objects) lookUp(k block.Key) (r index.PackedRecord, why block.MissReason) {
+	if o.isLeaving(k) {
 		return r, block.MissAbsent
 	}
 	ns, err := o.s.names.byID(k.NS)
@@ -285,35 +319,55 @@ func (o *objects) find(k block.Key) (r index.PackedRecord, why block.MissReason)
 }
 
 // found is what a match says of a block that no local tier has.
-func (o *objects) found(k block.Key) block.Found {
-	if r, why := o.find(k); why == block.Hit {
-		return block.Found{State: block.Resident, Tier: block.G4, Len: r.Len}
+func (f *farRecord) found() block.Found {
+	if f.why == block.Hit {
+		return block.Found{State: block.Resident, Tier: block.G4, Len: f.rec.Len}
 	}
 	return block.Found{}
 }
 
 // matchFar completes a match: keys that no local tier has are looked for in G4, in order
 // and as far as the match goes. res has all keys, by what the table says of them.
-func (o *objects) matchFar(nsID block.NamespaceID, hashLen int, hashes []byte, all bool, res *block.MatchResult) {
+func (o *objects) matchFar(ctx context.Context, nsID block.NamespaceID, hashLen int, hashes []byte, all bool, res *block.MatchResult) error {
 	res.Prefix = 0
 	broken := false
-	k := block.Key{NS: nsID}
+	var found []farRecord // of the next keys that no local tier has
 	for i := range res.Blocks {
 		f := &res.Blocks[i]
 		if f.State != block.Resident {
-			copy(k.Hash[:], hashes[i*hashLen:(i+1)*hashLen])
-			if far := o.found(k); far.State == block.Resident {
+			if len(found) == 0 {
+				var keys []block.Key
+				for j := i; j < len(res.Blocks) && len(keys) < windowKeys; j++ {
+					if res.Blocks[j].State != block.Resident {
+						keys = append(keys, keyAt(nsID, hashLen, hashes, j))
+					}
+				}
+				var err error
+				if found, err = o.findAll(ctx, keys, all); err != nil {
+					return err
+				}
+			}
+			if far := found[0].found(); far.State == block.Resident {
 				*f = far
 			}
+			found = found[1:]
 		}
 		broken = broken || f.State != block.Resident
 		if !broken {
 			res.Prefix++
 		} else if !all {
 			res.Blocks = res.Blocks[:i+1]
-			return
+			break
 		}
 	}
+	return nil
+}
+
+// keyAt is the key of a call's hash i.
+func keyAt(nsID block.NamespaceID, hashLen int, hashes []byte, i int) (k block.Key) {
+	k.NS = nsID
+	copy(k.Hash[:], hashes[i*hashLen:(i+1)*hashLen])
+	return k
 }
 
 func (o *objects) isLeaving(k block.Key) bool {
@@ -326,13 +380,16 @@ func (o *objects) isLeaving(k block.Key) bool {
 }
 
 // object finds the record of an object and its bucket.
-func (o *objects) object(number uint64) (r index.ObjectRecord, p *objectBucket, err error) {
-	r, ok, err := o.s.catalog.GetObject(number)
-	switch {
-	case err != nil:
+func (o *objects) object(ctx context.Context, number uint64) (r index.ObjectRecord, p *objectBucket, err error) {
+	r, err = readCatalog(ctx, o.s, func() (index.ObjectRecord, error) {
+		r, ok, err := o.s.catalog.GetObject(number)
+		if err == nil && !ok {
+			err = block.ErrNotFound
+		}
+		return r, err
+	})
+	if err != nil {
 		return r, nil, fmt.Errorf("object %d: %w", number, err)
-	case !ok:
-		return r, nil, fmt.Errorf("object %d: %w", number, block.ErrNotFound)
 	}
 	if p = o.byNo[r.Bucket]; p == nil {
 		return r, nil, fmt.Errorf("object %d: %w: its bucket is not among those that are given", number, block.ErrUnavailable)

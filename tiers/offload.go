@@ -43,7 +43,7 @@ func (o *objects) offload(ctx context.Context, t *tier, hs []block.Handle) []err
 	var left []*parcel
 	for i, h := range hs {
 		p := &parcel{h: h, at: i}
-		if errs[i] = o.lookAt(p); errs[i] == nil && p.e.Flags&flagPacked == 0 {
+		if errs[i] = o.lookAt(ctx, p); errs[i] == nil && p.e.Flags&flagPacked == 0 {
 			left = append(left, p)
 		}
 	}
@@ -64,7 +64,7 @@ func (o *objects) offload(ctx context.Context, t *tier, hs []block.Handle) []err
 }
 
 // lookAt reads a block's entry, and marks it when the catalog has the block in G4.
-func (o *objects) lookAt(p *parcel) error {
+func (o *objects) lookAt(ctx context.Context, p *parcel) error {
 	s := o.s
 	deleted := false
 	s.table.View(p.h, func(e *index.Entry) { p.e, deleted = *e, e.Flags&flagDeleted != 0 })
@@ -76,14 +76,17 @@ func (o *objects) lookAt(p *parcel) error {
 	}
 	p.parent, p.has = s.parentHash(&p.e)
 	k := block.Key{NS: p.e.NS, Hash: p.e.Hash}
-	r, why := o.find(k)
+	r, why, err := o.find(ctx, k)
+	if err != nil {
+		return fmt.Errorf("copy to g4: %w", err)
+	}
 	if why != block.Hit || r.Sum != p.e.Sum || r.Len != p.e.Len || !o.lasts(&r, &p.e) {
 		return nil
 	}
 	o.mark(p)
 	// Looked up again: who gives a block of G4 up takes the mark away, and may have done so
 	// before it was there.
-	if now, why := o.find(k); why != block.Hit || now.Object != r.Object || now.Offset != r.Offset {
+	if now, why, _ := o.find(ctx, k); why != block.Hit || now.Object != r.Object || now.Offset != r.Offset {
 		s.table.Update(p.h, func(e *index.Entry) { e.Flags &^= flagPacked })
 		p.e.Flags &^= flagPacked
 	}

@@ -16,67 +16,99 @@ import (
 	"github.com/kvtier/kvtier/xfer"
 )
 
-// fetch is a block on its way from G4 to G2. All who want it meet in one.
+// fetch is a block on its way from G4 to G2, from when it is looked up there. All who want
+// it meet in one.
 type fetch struct {
 	key  block.Key
-	rec  index.PackedRecord
+	stay bool        // it is only looked up: who wants it reads it himself
 	void atomic.Bool // the block was deleted meanwhile
 	// users, under objects.mu, are those who wait for it or use the block.
 	users int
 	done  chan struct{}
-	// h is the block in G2, with a reference that goes with the last user; err is why there
-	// is none. Valid when done is closed.
+	// rec is where it lies, if it was found. h is the block in G2, with a reference that goes
+	// with the last user; err is why there is none. Valid when done is closed.
+	rec index.PackedRecord
 	h   block.Handle
 	err error
 }
 
-// errFetchVoid: the block was deleted while it was on its way up.
-var errFetchVoid = fmt.Errorf("fetch from g4: %w: deleted meanwhile", block.ErrNotFound)
+var (
+	// errFetchVoid: the block was deleted while it was on its way up.
+	errFetchVoid = fmt.Errorf("fetch from g4: %w: deleted meanwhile", block.ErrNotFound)
+	// errFetchStays: the block is not to come up.
+	errFetchStays = fmt.Errorf("fetch from g4: %w: it is to stay there", block.ErrNoSpace)
+	// errFetchUnread: it could not be looked up by the time of the call that made the fetch.
+	errFetchUnread = fmt.Errorf("fetch from g4: %w: the catalog does not answer", block.ErrUnavailable)
+	// errExpired: the block's time has passed.
+	errExpired = fmt.Errorf("%w: its time has passed", block.ErrNotFound)
+)
 
 // fetchRange is the most that one request reads: a range of this length is as fast as a
 // connection is.
 const fetchRange = 8 << 20
 
 // start has blocks brought up that no local tier has, and returns for each key the fetch,
-// which the caller leaves, or nil and why there is none. Blocks that lie one behind the
-// other in an object are read together.
-func (o *objects) start(keys []block.Key) (fs []*fetch, why []block.MissReason) {
-	fs, why = make([]*fetch, len(keys)), make([]block.MissReason, len(keys))
+// which the caller leaves, or nil when the block is being deleted. Blocks that lie one behind
+// the other in an object are read together. ctx is for the beginning only.
+func (o *objects) start(ctx context.Context, keys []block.Key) []*fetch {
+	fs := make([]*fetch, len(keys))
 	var mine []*fetch
 	for i, k := range keys {
-		var won bool
-		if fs[i], why[i], won = o.seek(k); won {
+		var made bool
+		if fs[i], made = o.join(k); made {
 			mine = append(mine, fs[i])
 		}
 	}
-	o.bring(mine)
-	return fs, why
+	o.bring(ctx, mine)
+	return fs
 }
 
-// seek finds or makes the fetch of a block, which the caller leaves, or says why there is
-// none. One that it made the caller brings, too.
-func (o *objects) seek(k block.Key) (f *fetch, why block.MissReason, made bool) {
-	f, made = o.join(k)
-	switch {
-	case f == nil:
-		return nil, block.MissAbsent, false
-	case !made:
-		return f, block.Hit, false
+// bring begins fetches that join or standing made. They go on when ctx ends, unless it ends
+// before they can be looked up. It waits for nothing else.
+func (o *objects) bring(ctx context.Context, fs []*fetch) {
+	if len(fs) == 0 {
+		return
 	}
-	// Looked up now that a delete would find the fetch.
-	if f.rec, why = o.find(k); why != block.Hit {
-		o.land(f, fmt.Errorf("fetch from g4: %w", block.ErrNotFound))
-		o.leave(f)
-		return nil, why, false
+	if err := o.s.catalogReads.begin(ctx); err != nil {
+		for _, f := range fs {
+			o.land(f, errFetchUnread)
+		}
+		return
 	}
-	return f, block.Hit, true
+	o.s.wg.Go(func() {
+		// Looked up now that a delete would find the fetch.
+		there := o.lookUpAll(fs)
+		o.s.catalogReads.end()
+		for _, run := range runs(there) {
+			o.s.wg.Go(func() { o.fetch(run) })
+		}
+	})
 }
 
-// bring begins fetches.
-func (o *objects) bring(fs []*fetch) {
-	for _, run := range runs(fs) {
-		o.s.wg.Go(func() { o.fetch(run) })
+// lookUpAll looks the blocks of fetches up, ends those that are not to come up or not there,
+// and returns the others.
+func (o *objects) lookUpAll(fs []*fetch) (there []*fetch) {
+	why := make([]block.MissReason, len(fs))
+	for i, f := range fs {
+		f.rec, why[i] = o.lookUp(f.key)
 	}
+	// The first last: who has waited for it finds the others ended, and reads those that stay
+	// with it.
+	for i, f := range slices.Backward(fs) {
+		switch {
+		case why[i] == block.MissAbsent:
+			o.land(f, fmt.Errorf("fetch from g4: %w", block.ErrNotFound))
+		case why[i] == block.MissExpired:
+			o.land(f, fmt.Errorf("fetch from g4: %w", errExpired))
+		case why[i] != block.Hit:
+			o.land(f, fmt.Errorf("fetch from g4: %w: the catalog cannot be read", block.ErrUnavailable))
+		case f.stay:
+			o.land(f, errFetchStays)
+		default:
+			there = append(there, f)
+		}
+	}
+	return there
 }
 
 // join finds the fetch of a block, or makes one; nil when the block is being deleted.
@@ -95,11 +127,9 @@ func (o *objects) join(k block.Key) (f *fetch, won bool) {
 	return f, won
 }
 
-// standing is a fetch of a block that stays in G4: who wants it reads it himself.
-func standing(k block.Key, r index.PackedRecord) *fetch {
-	f := &fetch{key: k, rec: r, users: 1, done: make(chan struct{}), err: fmt.Errorf("fetch from g4: %w: it is to stay there", block.ErrNoSpace)}
-	close(f.done)
-	return f
+// standing is a fetch of a block that stays in G4.
+func standing(k block.Key) *fetch {
+	return &fetch{key: k, stay: true, users: 1, done: make(chan struct{})}
 }
 
 // leave ends a use of a fetch.
@@ -117,7 +147,9 @@ func (o *objects) leave(f *fetch) {
 func (o *objects) land(f *fetch, err error) {
 	f.err = err
 	o.mu.Lock()
-	delete(o.mu.fetches, f.key)
+	if o.mu.fetches[f.key] == f {
+		delete(o.mu.fetches, f.key)
+	}
 	unused := f.users == 0
 	close(f.done)
 	o.mu.Unlock()
@@ -128,16 +160,25 @@ func (o *objects) land(f *fetch, err error) {
 
 // await says how a fetch has ended, or why the caller does not wait for it.
 func (f *fetch) await(ctx context.Context) error {
-	select {
-	case <-f.done:
-		return f.err
-	default:
+	if !f.over() {
+		select {
+		case <-f.done:
+		case <-ctx.Done():
+		}
 	}
+	if !f.over() || f.err == errFetchUnread && ctx.Err() != nil {
+		return fmt.Errorf("fetch from g4: %w", context.Cause(ctx))
+	}
+	return f.err
+}
+
+// over reports whether a fetch has ended.
+func (f *fetch) over() bool {
 	select {
 	case <-f.done:
-		return f.err
-	case <-ctx.Done():
-		return fmt.Errorf("fetch from g4: %w", context.Cause(ctx))
+		return true
+	default:
+		return false
 	}
 }
 
@@ -225,7 +266,7 @@ func (o *objects) reserve(f *fetch) (*reservation, error) {
 // admit makes a block resident that has come up. Its slot is given back when it is not.
 func (o *objects) admit(f *fetch, r *reservation) error {
 	s := o.s
-	h, used, _, err := s.admit(r, f.rec.Sum)
+	h, used, _, err := s.admit(s.life, r, f.rec.Sum)
 	if !used {
 		s.g2.free(r.place)
 	}
@@ -261,7 +302,7 @@ func (o *objects) read(ctx context.Context, recs []*index.PackedRecord, payloads
 		}
 		return errs
 	}
-	obj, p, err := o.object(recs[0].Object)
+	obj, p, err := o.object(ctx, recs[0].Object)
 	if err != nil {
 		return fail(fmt.Errorf("read from g4: %w", err))
 	}
@@ -434,13 +475,11 @@ func (s *Store) leaveRide(g *grip) {
 }
 
 // stays reports whether a block is not going to come up: there was no room, or it was not to.
-func (f *fetch) stays() bool {
-	select {
-	case <-f.done:
-		return errors.Is(f.err, block.ErrNoSpace)
-	default:
-		return false
-	}
+func (f *fetch) stays() bool { return f.over() && errors.Is(f.err, block.ErrNoSpace) }
+
+// missing reports whether it is known that there is no block to be had by a fetch.
+func (f *fetch) missing() bool {
+	return f.over() && f.err != nil && !errors.Is(f.err, block.ErrNoSpace)
 }
 
 // mayBeFar reports whether a block that no local tier has may be in G4.
@@ -448,32 +487,38 @@ func (g *grip) mayBeFar() bool {
 	return g.h == 0 && (g.reason == block.MissAbsent || g.reason == block.MissPending)
 }
 
-// gripFar takes a block that a grip misses from G4: it is on its way up then, or stays there
-// unless promote. made is a fetch that the caller brings. It returns the block's length, 0
-// when G4 does not have it.
-func (o *objects) gripFar(k block.Key, g *grip, promote bool) (made *fetch, n int64) {
-	var why block.MissReason
+// gripFar has a block that a grip misses looked for in G4: it is on its way up then, or
+// stays there unless promote. made is a fetch that the caller brings.
+func (o *objects) gripFar(k block.Key, g *grip, promote bool) (made *fetch) {
+	if !promote {
+		g.far = standing(k)
+		return g.far
+	}
 	var mine bool
-	var r index.PackedRecord
-	if promote {
-		if g.far, why, mine = o.seek(k); mine {
-			made, r = g.far, g.far.rec
-		} else if g.far != nil {
-			r, _ = o.find(k) // the fetch's record is another goroutine's
-		}
-	} else if r, why = o.find(k); why == block.Hit {
-		g.far = standing(k, r)
+	if g.far, mine = o.join(k); mine {
+		return g.far
 	}
-	if why != block.MissAbsent {
-		g.reason = why
+	return nil
+}
+
+// missedFar is why a fetch led to no block, of a key that was missed for another reason
+// before. One that G4 does not have is missed for that.
+func missedFar(err error, before block.MissReason) block.MissReason {
+	if why := missOf(err); why != block.MissAbsent {
+		return why
 	}
-	return made, int64(r.Len)
+	return before
+}
+
+// typical is about how long the blocks in G4 are.
+func (o *objects) typical() int64 {
+	return max(0, o.payload.Load()) / max(1, o.blocks.Load())
 }
 
 // readInto reads a block into the caller's memory; see Store.ReadInto.
 func (o *objects) readInto(ctx context.Context, k block.Key, dst []byte) (r ReadResult) {
-	rec, why := o.find(k)
-	if r.Reason = why; why != block.Hit {
+	rec, why, err := o.find(ctx, k)
+	if r.Reason, r.Err = why, err; why != block.Hit {
 		return r
 	}
 	if len(dst) < int(rec.Len) {
@@ -491,11 +536,15 @@ func (o *objects) readInto(ctx context.Context, k block.Key, dst []byte) (r Read
 }
 
 // agrees fails with block.ErrConflict when G4 has another block of a key that is put.
-func (o *objects) agrees(r *reservation, sum block.Sum) error {
+func (o *objects) agrees(ctx context.Context, r *reservation, sum block.Sum) error {
 	if o == nil || r.up != nil {
 		return nil
 	}
-	if rec, why := o.find(r.key); why == block.Hit && (rec.Sum != sum || int64(rec.Len) != r.n) {
+	rec, why, err := o.find(ctx, r.key)
+	if err != nil {
+		return fmt.Errorf("put %s: %w", r.key.Hash.Hex(r.hlen), err)
+	}
+	if why == block.Hit && (rec.Sum != sum || int64(rec.Len) != r.n) {
 		return fmt.Errorf("put %s: %w: there with %d bytes and checksum %s, put with %d and %s",
 			r.key.Hash.Hex(r.hlen), block.ErrConflict, rec.Len, rec.Sum, r.n, sum)
 	}
@@ -504,9 +553,11 @@ func (o *objects) agrees(r *reservation, sum block.Sum) error {
 
 // compare settles a put of a key that was there and is in no local tier; see
 // Store.CompareExisting. What is in G4 is durable.
-func (o *objects) compare(k block.Key, n int64, sum block.Sum) error {
-	r, why := o.find(k)
+func (o *objects) compare(ctx context.Context, k block.Key, n int64, sum block.Sum) error {
+	r, why, err := o.find(ctx, k)
 	switch {
+	case err != nil:
+		return fmt.Errorf("put %s: %w", k.Hash, err)
 	case why != block.Hit:
 		return fmt.Errorf("put %s: %w: it was there and has left meanwhile; put it again", k.Hash, block.ErrNoSpace)
 	case r.Sum != sum || int64(r.Len) != n:
@@ -523,28 +574,27 @@ func (s *Store) lendFar(ctx context.Context, nsID block.NamespaceID, hashLen int
 	if s.objects == nil {
 		return
 	}
-	var made []*fetch
 	for from := 0; from < len(grips); from += windowKeys {
 		to := min(from+windowKeys, len(grips))
-		made = made[:0]
+		var made []*fetch
 		for i := from; i < to; i++ {
 			if !grips[i].mayBeFar() {
 				continue
 			}
 			k := block.Key{NS: nsID}
 			copy(k.Hash[:], hashes[i*hashLen:(i+1)*hashLen])
-			if f, _ := s.objects.gripFar(k, &grips[i], promote && ctx.Err() == nil); f != nil {
+			if f := s.objects.gripFar(k, &grips[i], promote && ctx.Err() == nil); f != nil {
 				made = append(made, f)
 			}
 		}
-		s.objects.bring(made)
+		s.objects.bring(ctx, made)
 		for i := from; i < to; i++ {
 			g := &grips[i]
 			f := g.far
 			if f == nil {
 				continue
 			}
-			g.far, g.reason = nil, block.MissNoRoom
+			g.far = nil
 			err := f.await(ctx)
 			if err == nil {
 				s.known(f.h, s.table.Update(f.h, func(e *index.Entry) { e.Refs++ }))
@@ -552,7 +602,7 @@ func (s *Store) lendFar(ctx context.Context, nsID block.NamespaceID, hashLen int
 				s.table.View(g.h, func(e *index.Entry) { g.e = *e })
 				loans[i] = block.Loan{Reason: block.Hit, Tier: block.G4}
 			} else {
-				g.reason = missOf(err)
+				g.reason = missedFar(err, g.reason)
 			}
 			s.objects.leave(f)
 		}
@@ -565,7 +615,7 @@ func (s *Store) bringUpFar(ctx context.Context, k block.Key, ahead []block.Key) 
 	if len(ahead) == 0 {
 		ahead = []block.Key{k} // a local tier had it when it was asked for
 	}
-	fs, why := o.start(ahead[:min(len(ahead), prefetchAhead)])
+	fs := o.start(ctx, ahead[:min(len(ahead), prefetchAhead)])
 	defer func() {
 		for _, f := range fs {
 			if f != nil {
@@ -574,12 +624,16 @@ func (s *Store) bringUpFar(ctx context.Context, k block.Key, ahead []block.Key) 
 		}
 	}()
 	if fs[0] == nil {
-		return why[0], block.NoTier
+		return block.MissAbsent, block.NoTier
 	}
-	if err := fs[0].await(ctx); err != nil {
+	switch err := fs[0].await(ctx); {
+	case err == nil:
+		return block.Hit, block.G2
+	case errors.Is(err, block.ErrNotFound):
+		return missOf(err), block.NoTier
+	default:
 		return missOf(err), block.G4
 	}
-	return block.Hit, block.G2
 }
 
 // prefetchAhead is how many blocks of G4 a prefetch has on their way at once, beside those

@@ -54,6 +54,7 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 		return nil, err
 	}
 	s.catalogHealth.init(s.start)
+	s.catalogReads.init()
 	// Generations only grow, over restarts too.
 	s.firstGen = uint64(s.catalog.Boot()) << genBits
 	s.gen.Store(s.firstGen)

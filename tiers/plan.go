@@ -87,17 +87,9 @@ func (s *Store) getPlanned(ctx context.Context, ns *namespace, nsID block.Namesp
 	}
 	o.Plan = nil
 	skip := func(from, to int) error {
-		for i := from; i < to; i++ {
-			k := block.Key{NS: nsID, Hash: want[i].Hash}
-			g := s.grip(k)
-			if g.h != 0 {
-				s.ungrip(&g)
-				g.reason = block.MissRecompute
-			} else if s.objects.found(k).State == block.Resident {
-				g.reason = block.MissRecompute
-			}
-			s.missed(k, g.reason)
-			if err := use(i, block.Payload{Reason: g.reason}); err != nil {
+		for i, why := range s.unloaded(ctx, nsID, want[from:to]) {
+			s.missed(block.Key{NS: nsID, Hash: want[from+i].Hash}, why)
+			if err := use(from+i, block.Payload{Reason: why}); err != nil {
 				return err
 			}
 		}
@@ -111,4 +103,35 @@ func (s *Store) getPlanned(ctx context.Context, ns *namespace, nsID block.Namesp
 		return err
 	}
 	return skip(p.To, len(want))
+}
+
+// unloaded says why blocks are misses that a plan leaves out: those that are there for one
+// that recomputing is faster.
+func (s *Store) unloaded(ctx context.Context, nsID block.NamespaceID, want []block.Wanted) []block.MissReason {
+	why := make([]block.MissReason, len(want))
+	var keys []block.Key // that no local tier has
+	var at []int
+	for i := range want {
+		k := block.Key{NS: nsID, Hash: want[i].Hash}
+		g := s.grip(k)
+		if why[i] = g.reason; g.h != 0 {
+			s.ungrip(&g)
+			why[i] = block.MissRecompute
+		} else if s.objects != nil {
+			keys, at = append(keys, k), append(at, i)
+		}
+	}
+	if len(keys) == 0 {
+		return why
+	}
+	far, err := s.objects.findAll(ctx, keys, true)
+	for j, i := range at {
+		switch {
+		case err != nil:
+			why[i] = missOf(err)
+		case far[j].why == block.Hit:
+			why[i] = block.MissRecompute
+		}
+	}
+	return why
 }

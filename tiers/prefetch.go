@@ -3,6 +3,7 @@ package tiers
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/kvtier/kvtier/index"
 	"github.com/kvtier/kvtier/index/block"
@@ -23,21 +24,14 @@ func (s *Store) Prefetch(ctx context.Context, nsID block.NamespaceID, hashLen in
 		reason block.MissReason
 	}
 	var items []prefetchItem
-	var far []block.Key
-	var sure []known
+	var absent, far []block.Key
+	var sure, maybe []known
 	for i := range n {
-		k := block.Key{NS: nsID}
-		copy(k.Hash[:], hashes[i*hashLen:(i+1)*hashLen])
+		k := keyAt(nsID, hashLen, hashes, i)
 		g := s.grip(k)
-		r, why := index.PackedRecord{}, block.MissAbsent
-		if g.h == 0 && g.reason == block.MissAbsent {
-			r, why = s.objects.find(k)
-		}
 		switch {
-		case why == block.Hit:
-			slot, _ := SlotBytes(int64(r.Len))
-			items = append(items, prefetchItem{key: k, bytes: slot, index: i})
-			far = append(far, k)
+		case g.h == 0 && g.reason == block.MissAbsent && s.objects != nil:
+			absent, maybe = append(absent, k), append(maybe, known{i, g.reason})
 		case g.h == 0 || live(&g.e, ixG2):
 			sure = append(sure, known{i, g.reason})
 		default:
@@ -45,6 +39,22 @@ func (s *Store) Prefetch(ctx context.Context, nsID block.NamespaceID, hashLen in
 			items = append(items, prefetchItem{key: k, bytes: slot, index: i})
 		}
 		s.ungrip(&g)
+	}
+	if len(absent) > 0 {
+		found, err := s.objects.findAll(ctx, absent, true)
+		if err != nil {
+			return fmt.Errorf("prefetch: %w", err)
+		}
+		for j := range found {
+			if found[j].why != block.Hit {
+				sure = append(sure, maybe[j])
+				continue
+			}
+			slot, _ := SlotBytes(int64(found[j].rec.Len))
+			items = append(items, prefetchItem{key: absent[j], bytes: slot, index: maybe[j].i})
+			far = append(far, absent[j])
+		}
+		slices.SortFunc(items, func(a, b prefetchItem) int { return a.index - b.index })
 	}
 	for i := range items {
 		if len(far) > 0 && items[i].key == far[0] {

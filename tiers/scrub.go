@@ -294,18 +294,17 @@ func (w *walker) fromG4(e *index.Entry) (ok, far bool) {
 		return false, false
 	}
 	k := block.Key{NS: e.NS, Hash: e.Hash}
-	if r, why := o.find(k); why != block.Hit || r.Sum != e.Sum {
+	if r, why, _ := o.find(w.ctx, k); why != block.Hit || r.Sum != e.Sum {
 		return false, false
 	}
-	fs, _ := o.start([]block.Key{k})
-	if f := fs[0]; f != nil {
+	if f := o.start(w.ctx, []block.Key{k})[0]; f != nil {
 		if f.await(w.ctx) == nil {
 			ok = w.s.copyTo(w.ctx, w.s.g3, []block.Handle{f.h})[0] == nil
 		}
 		o.leave(f)
 	}
 	o.settled(w.ctx, k) // a copy that is damaged too is dropped after it was read
-	_, why := o.find(k)
+	_, why, _ := o.find(w.ctx, k)
 	return ok, why == block.Hit
 }
 

@@ -31,6 +31,7 @@ type Store struct {
 
 	catalogRoom   catalogRoom
 	catalogHealth catalogHealth
+	catalogReads  catalogReads
 	g2, g3        *tier    // g3 is nil when there is none
 	objects       *objects // G4; nil when there is none
 	slabs         []*Slab  // by device number of g3
@@ -103,7 +104,10 @@ func (s *Store) Reserve(ctx context.Context, nsID block.NamespaceID, hashLen int
 		return none, block.Existing{}, fmt.Errorf("reserve %s: %w", h.Hex(min(max(hashLen, 0), block.HashBytes)), err)
 	}
 	key := block.Key{NS: nsID, Hash: h}
-	if ex, ok := s.existing(key); ok {
+	switch ex, ok, err := s.existing(ctx, key); {
+	case err != nil:
+		return none, block.Existing{}, fmt.Errorf("reserve %s: %w", h.Hex(hashLen), err)
+	case ok:
 		return block.Reserved{Status: block.Exists}, ex, nil
 	}
 	size, header := SlotBytes(n)
@@ -159,17 +163,17 @@ func (s *Store) checkLen(ns *namespace, n int64) error {
 }
 
 // existing looks for a block that a put would make.
-func (s *Store) existing(k block.Key) (block.Existing, bool) {
+func (s *Store) existing(ctx context.Context, k block.Key) (ex block.Existing, there bool, err error) {
 	h, e, ok := s.table.Lookup(k)
 	if !ok || !resident(&e) {
-		r, why := s.objects.find(k)
-		return block.Existing{Len: r.Len, Sum: r.Sum}, why == block.Hit
+		r, why, err := s.objects.find(ctx, k)
+		return block.Existing{Len: r.Len, Sum: r.Sum}, why == block.Hit, err
 	}
 	if expired(&e, nowUnix()) {
 		s.expire(h)
-		return block.Existing{}, false
+		return block.Existing{}, false, nil
 	}
-	return block.Existing{Len: e.Len, Sum: e.Sum}, true
+	return block.Existing{Len: e.Len, Sum: e.Sum}, true, nil
 }
 
 // Fill writes bytes into a reservation; see api.Store.
@@ -192,9 +196,11 @@ func (s *Store) Fill(ctx context.Context, id uint64, off int64, p []byte) error 
 // that the slot is the block's now; when it is not, the block was there with
 // the same bytes, or err says why not. durable says that the block still has to
 // go to G3, and that a reference to it is held for that.
-func (s *Store) admit(r *reservation, sum block.Sum) (h block.Handle, used, durable bool, err error) {
-	if err := s.objects.agrees(r, sum); err != nil {
-		s.conflicts.Add(1)
+func (s *Store) admit(ctx context.Context, r *reservation, sum block.Sum) (h block.Handle, used, durable bool, err error) {
+	if err := s.objects.agrees(ctx, r, sum); err != nil {
+		if errors.Is(err, block.ErrConflict) {
+			s.conflicts.Add(1)
+		}
 		return 0, false, false, err
 	}
 	r.ns.gate.RLock()
@@ -426,7 +432,7 @@ func (s *Store) CompareExisting(ctx context.Context, nsID block.NamespaceID, h b
 	})
 	if !there && s.objects != nil {
 		there = true
-		if err = s.objects.compare(block.Key{NS: nsID, Hash: h}, n, sum); !errors.Is(err, block.ErrConflict) {
+		if err = s.objects.compare(ctx, block.Key{NS: nsID, Hash: h}, n, sum); !errors.Is(err, block.ErrConflict) {
 			return err
 		}
 	}

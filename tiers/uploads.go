@@ -199,7 +199,7 @@ func (u *uploads) dispatch(t *tier, all []*leaver, turns chan struct{}) {
 		if l.t != t {
 			continue
 		}
-		if l.err = u.o.lookAt(&l.parcel); l.err != nil || l.e.Flags&flagPacked != 0 {
+		if l.err = u.o.lookAt(s.life, &l.parcel); l.err != nil || l.e.Flags&flagPacked != 0 {
 			there = append(there, l)
 			continue
 		}

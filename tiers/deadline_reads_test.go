@@ -1,0 +1,130 @@
+package tiers_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
+
+	"github.com/kvtier/kvtier/index/block"
+	"github.com/kvtier/kvtier/tiers"
+	"github.com/kvtier/kvtier/tiers/bucket"
+)
+
+// stuckReads is the part of a rig in which the catalog's disk does not answer reads.
+type stuckReads struct {
+	readsStuck atomic.Bool     // of the catalog's tables
+	waiting    atomic.Int64    // reads of them that have waited
+	planned    block.Namespace // of a rig with a bucket: one in which plans can be made
+}
+
+// newDeadlineRigFor is a rig for a kind of fault.
+func newDeadlineRigFor(t *testing.T, kind string) *deadlineRig {
+	if kind == "catalogRead" {
+		return newFarDeadlineRig(t)
+	}
+	return newDeadlineRig(t)
+}
+
+// newFarDeadlineRig is a rig with a bucket, and a catalog that finds nothing without its
+// disk. Blocks 1 and 3 are in G4 only.
+func newFarDeadlineRig(t *testing.T) *deadlineRig {
+	r := newDeadlineRig(t)
+	r.o.Objects, r.o.Cluster = []bucket.Service{newFakeBucket()}, "test"
+	r.o.Catalog.CacheBytes = 1
+	r.Store = reopen(t, r.Store, r.o)
+	var err error
+	if r.planned, err = r.OpenNamespace(t.Context(), block.Descriptor{Name: "planned", MaxBlockBytes: 8 << 20, TokensPerBlock: 16}, 0); err != nil {
+		t.Fatal(err)
+	}
+	mustPut(t, r.Store, r.planned, 1, sickBytes, block.PutOptions{Durable: block.G3})
+	sendDown(t, r.Store, r.planned, 1)
+	sendDown(t, r.Store, r.ns, 1, 3)
+	r.Store = reopen(t, r.Store, r.o) // what the catalog had in memory is in its tables
+	mustPut(t, r.Store, r.ns, 2, sickBytes, block.PutOptions{})
+	return r
+}
+
+// readsOf lets reads of the catalog's tables wait while they are stuck.
+func (r *deadlineRig) readsOf(op errorfs.Op) error {
+	if (op.Kind == errorfs.OpFileRead || op.Kind == errorfs.OpFileReadAt) && r.readsStuck.Load() {
+		r.waiting.Add(1)
+		<-r.resume
+	}
+	return nil
+}
+
+// deadlineCallsFor are the calls that are made with a kind of fault.
+func deadlineCallsFor(kind string) []deadlineCall {
+	calls := deadlineCalls()
+	if kind != "catalogRead" {
+		return calls
+	}
+	const clients = callBare | callRemote
+	plan := &block.PlanOptions{Prefill: block.Prefill{Token: time.Minute}}
+	// Those that get by with what is in memory, or are the committer's alone.
+	unread := map[string]bool{"Lend": true, "Stats": true, "Unpin": true, "Drain": true}
+	for i := range calls {
+		calls[i].want = map[string]func(error) bool{}
+		if !unread[calls[i].name] {
+			calls[i].want[kind] = ranOut
+		}
+	}
+	want := map[string]func(error) bool{kind: ranOut}
+	return append(calls,
+		deadlineCall{"PutExisting", func(ctx context.Context, r *deadlineRig) error {
+			v, _, err := r.by.Reserve(ctx, r.ns.ID, hashLen, hashOf(1), sickBytes, block.PutOptions{})
+			if err == nil && v.Status != block.Exists {
+				err = fmt.Errorf("status %v", v.Status)
+			}
+			return err
+		}, want, clients},
+		deadlineCall{"CompareExisting", func(ctx context.Context, r *deadlineRig) error {
+			err := r.CompareExisting(ctx, r.ns.ID, hashOf(1), sickBytes, block.Sum{1}, block.PutOptions{})
+			if errors.Is(err, block.ErrConflict) {
+				err = nil
+			}
+			return err
+		}, want, callBare},
+		deadlineCall{"MatchAll", func(ctx context.Context, r *deadlineRig) error {
+			hashes := append(pack(hashOf(99)), pack(hashOf(1))...)
+			return r.by.Match(ctx, r.ns.ID, hashLen, hashes, block.MatchOptions{All: true}, new(block.MatchResult))
+		}, want, clients},
+		deadlineCall{"MatchPlanned", func(ctx context.Context, r *deadlineRig) error {
+			return r.by.Match(ctx, r.planned.ID, hashLen, pack(hashOf(1)), block.MatchOptions{Plan: plan}, new(block.MatchResult))
+		}, want, clients},
+		deadlineCall{"GetPlanned", func(ctx context.Context, r *deadlineRig) error {
+			return r.by.Get(ctx, r.planned.ID, hashLen, []block.Wanted{{Hash: hashOf(1)}}, block.GetOptions{Plan: plan}, func(_ int, p block.Payload) error {
+				return missed(p.Reason)
+			})
+		}, want, clients},
+		deadlineCall{"ListFar", func(ctx context.Context, r *deadlineRig) error {
+			_, _, err := r.by.List(ctx, r.ns.ID, "g4:", 10)
+			return err
+		}, want, clients},
+		deadlineCall{"ListObjects", func(ctx context.Context, r *deadlineRig) error {
+			_, _, err := r.ListObjects(ctx, "", 10)
+			return err
+		}, want, callBare},
+		deadlineCall{"ObjectUsage", func(ctx context.Context, r *deadlineRig) error {
+			_, err := r.ObjectUsage(ctx)
+			return err
+		}, want, callBare},
+		// With as many reads under way as there may be.
+		deadlineCall{"MatchBehind", func(ctx context.Context, r *deadlineRig) error {
+			short, cancel := context.WithTimeout(ctx, deadlineWaits/4)
+			defer cancel()
+			for range tiers.CatalogReaders {
+				go func() {
+					_ = r.by.Match(short, r.ns.ID, hashLen, pack(hashOf(1)), block.MatchOptions{}, new(block.MatchResult))
+				}()
+			}
+			<-short.Done()
+			return r.by.Match(ctx, r.ns.ID, hashLen, pack(hashOf(1)), block.MatchOptions{}, new(block.MatchResult))
+		}, want, callBare},
+	)
+}
