@@ -152,6 +152,9 @@ func (w *farewell) drop(ctx context.Context, hashLen int, stones []index.Tombsto
 	graves := map[*objectBucket][]block.Key{}
 	c := &change{
 		plan: func(v *view) error {
+			clear(there)
+			clear(graves)
+			dropped = nil
 			for i, k := range w.keys {
 				o.owing(graves, k)
 				r, err := v.block(k, hashLen)

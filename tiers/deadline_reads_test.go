@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -127,4 +128,46 @@ func deadlineCallsFor(kind string) []deadlineCall {
 			return r.by.Match(ctx, r.ns.ID, hashLen, pack(hashOf(1)), block.MatchOptions{}, new(block.MatchResult))
 		}, want, callBare},
 	)
+}
+
+// TestLedgerReadsWithoutGates: while the ledger waits for the catalog's disk before it
+// records an object, calls that change the namespace end by their deadlines, and what it
+// records then is what is true then.
+func TestLedgerReadsWithoutGates(t *testing.T) {
+	t.Parallel()
+	r := newFarDeadlineRig(t)
+	defer r.mend()
+	b := r.o.Objects[0].(*fakeBucket)
+	mustPut(t, r.Store, r.ns, 5, sickBytes, block.PutOptions{Durable: block.G3})
+	r.cool(t, 5)
+	b.fail(func(op, key string) error {
+		if op == "put" && strings.HasPrefix(key, "blocks/") {
+			r.readsStuck.Store(true)
+		}
+		return nil
+	})
+	left := make(chan struct{})
+	go func() {
+		defer close(left)
+		tiers.Evict(r.Store, block.G3, tiers.HandleOf(r.Store, keyOf(r.ns, 5)))
+	}()
+	eventually(t, "a read waits", func() bool { return r.waiting.Load() > 0 })
+	for what, call := range map[string]func(ctx context.Context) error{
+		"clear": func(ctx context.Context) error { _, err := r.Clear(ctx, r.ns.ID); return err },
+		"pin": func(ctx context.Context) error {
+			_, err := r.Pin(ctx, r.ns.ID, hashLen, pack(hashOf(2)))
+			return err
+		},
+	} {
+		if err := ends(t, what, func() error { return call(within(t, deadlineWaits)) }); err != nil && !ranOut(err) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	r.mend()
+	<-left
+	if _, err := r.Clear(within(t, deadlinePatience), r.ns.ID); err != nil {
+		t.Error(err)
+	}
+	wantMiss(t, r.Store, r.ns, 5, block.MissAbsent)
+	wantEmpty(t, r.Store)
 }

@@ -25,7 +25,8 @@ type ledger struct {
 
 // change is one of them.
 type change struct {
-	// plan says what is to be written. It runs while none of the namespaces ns is cleared.
+	// plan says what is to be written. It may run more than once, and the last time counts:
+	// none of the namespaces ns is cleared between that and the commit.
 	plan func(v *view) error
 	ns   []*namespace
 	// applied, which may be nil, is called behind the commit and before that of the changes
@@ -106,8 +107,7 @@ func (l *ledger) round(all []*change) {
 }
 
 func (l *ledger) commit(all []*change) error {
-	v := &view{catalog: l.s.catalog, objects: map[uint64]*index.ObjectRecord{}, packed: map[block.Key]*index.PackedRecord{}}
-	done, err := l.queue(all, v)
+	v, done, err := l.queue(all)
 	if err != nil {
 		return err
 	}
@@ -119,27 +119,41 @@ func (l *ledger) commit(all []*change) error {
 	return nil
 }
 
-// queue plans changes and hands the commit to the committer, while the namespaces are kept
-// from being cleared.
-func (l *ledger) queue(all []*change, v *view) (<-chan error, error) {
-	gates := map[*namespace]struct{}{}
-	for _, c := range all {
-		for _, ns := range c.ns {
-			if _, held := gates[ns]; !held {
-				gates[ns] = struct{}{}
-				ns.gate.RLock()
-				defer ns.gate.RUnlock()
+// queue plans changes and hands the commit to the committer. Puts and clearings wait for the
+// gates of namespaces, and a plan reads the catalog, which may take as long as the disk
+// wants: so it runs without them, and again when a namespace was cleared meanwhile.
+func (l *ledger) queue(all []*change) (*view, <-chan error, error) {
+	for {
+		epochs := map[*namespace]uint32{}
+		for _, c := range all {
+			for _, ns := range c.ns {
+				epochs[ns] = ns.state.Load().Epoch
 			}
 		}
+		v := &view{catalog: l.s.catalog, objects: map[uint64]*index.ObjectRecord{}, packed: map[block.Key]*index.PackedRecord{}}
+		for _, c := range all {
+			if err := c.plan(v); err != nil {
+				return nil, nil, err
+			}
+		}
+		if done := l.hand(v, epochs); done != nil {
+			return v, done, nil
+		}
 	}
-	for _, c := range all {
-		if err := c.plan(v); err != nil {
-			return nil, err
+}
+
+// hand gives what was planned to the committer, unless a namespace is of another epoch now.
+func (l *ledger) hand(v *view, epochs map[*namespace]uint32) <-chan error {
+	for ns, epoch := range epochs {
+		ns.gate.RLock()
+		defer ns.gate.RUnlock()
+		if ns.state.Load().Epoch != epoch {
+			return nil
 		}
 	}
 	done := make(chan error, 1)
 	l.s.commits.add(catalogOp{more: v.write, fin: func(err error) { done <- err }})
-	return done, nil
+	return done
 }
 
 // view is the catalog's part on G4 as it will be behind the changes of one round.

@@ -249,6 +249,7 @@ func (i *bucketImport) change(f *bucket.Found, space *importSpace) *importChange
 		ns: []*namespace{ns},
 		plan: func(v *view) error {
 			now := obj
+			c.blocks, c.bytes, c.known, c.refused, c.dead, seated = 0, 0, 0, 0, 0, nil
 			if c.lost = o.mourning.lost(); c.lost != nil {
 				return nil
 			}

@@ -234,6 +234,7 @@ func (w *bucketSweep) drop(recs []index.PackedRecord, why block.Reason) (n int64
 	unmark()
 	err = o.ledger.do(o.s.life, &change{
 		plan: func(v *view) error {
+			out = nil
 			for i := range recs {
 				now, err := v.block(keys[i], recs[i].HashLen)
 				if err != nil {

@@ -363,6 +363,7 @@ func (o *objects) seat(ns *namespace, obj *index.ObjectRecord, members []*parcel
 		ns: []*namespace{ns},
 		plan: func(v *view) error {
 			now := *obj
+			seated = nil
 			if ns.state.Load().Epoch != obj.Epoch {
 				return nil // nothing is seated: the object is removed
 			}

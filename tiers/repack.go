@@ -299,6 +299,7 @@ func (w *bucketSweep) send(ns *namespace, ms []*mover, stamp uint64) (moved, byt
 		ns: []*namespace{ns},
 		plan: func(v *view) error {
 			now := *obj
+			moved, bytes = 0, 0
 			if ns.state.Load().Epoch != obj.Epoch {
 				return nil
 			}
