@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 
+	"github.com/kvtier/kvtier/index"
 	"github.com/kvtier/kvtier/index/block"
 	"github.com/kvtier/kvtier/tiers"
 	"github.com/kvtier/kvtier/tiers/bucket"
@@ -170,4 +172,47 @@ func TestLedgerReadsWithoutGates(t *testing.T) {
 	}
 	wantMiss(t, r.Store, r.ns, 5, block.MissAbsent)
 	wantEmpty(t, r.Store)
+}
+
+// TestDrainBesideStuckRead: a drain into objects ends by its deadline while the catalog's
+// disk does not answer, and the next one finds what was under way.
+func TestDrainBesideStuckRead(t *testing.T) {
+	t.Parallel()
+	r := &deadlineRig{sickRig: &sickRig{}, resume: make(chan struct{})}
+	b := newFakeBucket()
+	r.o = farOptions(t, b)
+	r.o.Slabs = nil
+	r.o.Catalog = &index.CatalogOptions{CacheBytes: 1, FS: errorfs.Wrap(crashableDir(t, r.o.Dir), errorfs.InjectorFunc(r.readsOf))}
+	s := openStore(t, r.o)
+	ns := space(t, s, "a", 1<<20)
+	mustPut(t, s, ns, 1, sickBytes, block.PutOptions{})
+	if res, err := s.Drain(within(t, deadlinePatience), nil); err != nil || res.Kept != 1 {
+		t.Fatalf("drain: %+v, %v", res, err)
+	}
+	s = reopen(t, s, r.o)
+	mend := sync.OnceFunc(func() {
+		r.readsStuck.Store(false)
+		close(r.resume)
+	})
+	defer mend()
+	mustPut(t, s, ns, 2, sickBytes, block.PutOptions{})
+	b.fail(func(op, key string) error {
+		if op == "put" && strings.HasPrefix(key, "blocks/") {
+			r.readsStuck.Store(true)
+		}
+		return nil
+	})
+	patiently(t, deadlineWaits, func(ctx context.Context) bool {
+		err := ends(t, "drain", func() error { _, err := s.Drain(ctx, nil); return err })
+		if err != nil {
+			t.Errorf("drain: %v", err)
+		}
+		return r.readsStuck.Load()
+	})
+	mend()
+	eventually(t, "it is in g4", func() bool { return tiersOf(t, s, ns, 2) == "g2g4" })
+	if res, err := s.Drain(within(t, deadlinePatience), nil); err != nil || res.Left != 0 {
+		t.Errorf("drain: %+v, %v", res, err)
+	}
+	wantEmpty(t, s)
 }

@@ -37,7 +37,7 @@ type parcel struct {
 // offload writes blocks of a tier, on each of which the caller holds a reference, into
 // objects, those that G4 does not have. It returns one error for each, nil when G4 has the
 // block, durably recorded. Until then it is where it was. The bytes under way are bounded:
-// who offloads waits.
+// who offloads waits, until ctx ends; what is under way may succeed still.
 func (o *objects) offload(ctx context.Context, t *tier, hs []block.Handle) []error {
 	errs := make([]error, len(hs))
 	var left []*parcel
@@ -47,18 +47,45 @@ func (o *objects) offload(ctx context.Context, t *tier, hs []block.Handle) []err
 			left = append(left, p)
 		}
 	}
+	all := loads(left)
+	over := make([]chan struct{}, len(all)) // nil: not begun
 	turns := make(chan struct{}, uploadDepth)
-	var all sync.WaitGroup
-	for _, load := range loads(left) {
-		turns <- struct{}{}
-		all.Go(func() {
+	for i := 0; i < len(all) && ctx.Err() == nil; i++ {
+		load, done := all[i], make(chan struct{})
+		select {
+		case turns <- struct{}{}:
+		case <-ctx.Done():
+			continue
+		}
+		for _, p := range load { // the caller may leave
+			o.s.known(p.h, o.s.table.Update(p.h, func(e *index.Entry) { e.Refs++ }))
+		}
+		over[i] = done
+		o.s.wg.Go(func() {
 			o.upload(ctx, t, load)
+			for _, p := range load {
+				o.s.release(p.h)
+			}
 			<-turns
+			close(done)
 		})
 	}
-	all.Wait()
-	for _, p := range left {
-		errs[p.at] = p.err
+	for i, load := range all {
+		ended := false
+		if over[i] != nil {
+			select {
+			case <-over[i]:
+				ended = true
+			case <-ctx.Done():
+			}
+		}
+		for _, p := range load {
+			if ended {
+				errs[p.at] = p.err
+			} else {
+				errs[p.at] = fmt.Errorf("copy to g4: %w", context.Cause(ctx))
+			}
+		}
 	}
 	return errs
 }
