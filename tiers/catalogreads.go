@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"sync/atomic"
+
+	"github.com/kvtier/kvtier/index/block"
 )
 
 // catalogReaders is how many reads of the catalog calls have under way at once: more than a
@@ -74,5 +76,44 @@ func (s *Store) partFromRead(ctx context.Context) {
 	}
 	if more, ok := s.catalogReads.lines.next(); ok {
 		s.log.Warn("catalog: a read does not end in a call's time", "under way", len(s.catalogReads.turns), "at most", catalogReaders, "so far", n, "more", more)
+	}
+}
+
+// apart does long work for a call, which is told of its progress and parts from it when ctx
+// ends: the work, whose context ends then, too, may wait for the catalog's disk. It also ends
+// when progress, which may be nil, fails, and with the store.
+func apart[P any](ctx context.Context, s *Store, progress func(P) error, work func(ctx context.Context, tell func(P) error) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stop := context.AfterFunc(s.life, func() { cancel(block.ErrClosed) })
+	defer stop()
+	told, done := make(chan P), make(chan error, 1)
+	s.wg.Go(func() {
+		done <- work(ctx, func(p P) error {
+			select {
+			case told <- p:
+				return nil
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		})
+	})
+	for {
+		select {
+		case p := <-told:
+			if progress == nil {
+				continue
+			}
+			if err := progress(p); err != nil {
+				return err
+			}
+		case err := <-done:
+			if cause := context.Cause(ctx); err != nil && cause != nil && !errors.Is(err, cause) {
+				err = fmt.Errorf("%w: %w", cause, err)
+			}
+			return err
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
 	}
 }

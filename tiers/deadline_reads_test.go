@@ -117,6 +117,17 @@ func deadlineCallsFor(kind string) []deadlineCall {
 			_, err := r.ObjectUsage(ctx)
 			return err
 		}, want, callBare},
+		deadlineCall{"ImportObjects", func(ctx context.Context, r *deadlineRig) error {
+			err := r.ImportObjects(ctx, nil)
+			for errors.Is(err, block.ErrUnavailable) && ctx.Err() == nil { // one that was given up has not ended
+				time.Sleep(time.Millisecond)
+				err = r.ImportObjects(ctx, nil)
+			}
+			return err
+		}, want, callBare},
+		deadlineCall{"SweepObjects", func(ctx context.Context, r *deadlineRig) error {
+			return r.SweepObjects(ctx, nil)
+		}, want, callBare},
 		// With as many reads under way as there may be.
 		deadlineCall{"MatchBehind", func(ctx context.Context, r *deadlineRig) error {
 			short, cancel := context.WithTimeout(ctx, deadlineWaits/4)

@@ -39,21 +39,20 @@ func (s *Store) ImportObjects(ctx context.Context, progress func(block.ObjectImp
 	o := s.objects
 	select {
 	case o.importer <- struct{}{}:
-		defer func() { <-o.importer }()
 	default:
 		return fmt.Errorf("import objects: %w: an import is running", block.ErrUnavailable)
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	stop := context.AfterFunc(s.life, func() { cancel(block.ErrClosed) })
-	defer stop()
-	for _, p := range o.buckets {
-		if err := o.importBucket(ctx, p, progress); err != nil {
-			if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
-				err = fmt.Errorf("%w: %w", cause, err)
+	err := apart(ctx, s, progress, func(ctx context.Context, tell func(block.ObjectImport) error) error {
+		defer func() { <-o.importer }()
+		for _, p := range o.buckets {
+			if err := o.importBucket(ctx, p, tell); err != nil {
+				return err
 			}
-			return fmt.Errorf("import objects: %w", err)
 		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("import objects: %w", err)
 	}
 	return nil
 }
@@ -127,9 +126,6 @@ func (i *bucketImport) want(n packed.Name) bool {
 
 func (i *bucketImport) tell() error {
 	i.told = time.Now()
-	if i.progress == nil {
-		return nil
-	}
 	return i.progress(i.is)
 }
 

@@ -81,10 +81,16 @@ func (s *Store) SweepObjects(ctx context.Context, progress func(block.ObjectSwee
 	for _, p := range s.objects.buckets {
 		numbers = append(numbers, p.sweeps.next())
 	}
-	for i, p := range s.objects.buckets {
-		if err := s.objects.sweepBucket(ctx, p, numbers[i], progress); err != nil {
-			return fmt.Errorf("sweep objects: %w", err)
+	err := apart(ctx, s, progress, func(ctx context.Context, tell func(block.ObjectSweep) error) error {
+		for i, p := range s.objects.buckets {
+			if err := s.objects.sweepBucket(ctx, p, numbers[i], tell); err != nil {
+				return err
+			}
 		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("sweep objects: %w", err)
 	}
 	return nil
 }
@@ -108,10 +114,6 @@ func (o *objects) sweepBucket(ctx context.Context, p *objectBucket, number int, 
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	stop := context.AfterFunc(o.s.life, func() { cancel(block.ErrClosed) })
-	defer stop()
 	w := &bucketSweep{o: o, p: p, ctx: ctx, pace: &sharedPacer{p: pacer{rate: sweepRequests}}, progress: progress}
 	w.b = p.Through(watched{p, w.pace})
 	if p.sweeps.begin(number) {
