@@ -234,8 +234,8 @@ type CatalogMetrics struct {
 	Failed         bool // takes no commits; see Catalog.Err
 }
 
-// Metrics takes a snapshot; a catalog that is closed, or that could not be opened
-// again, has none but the log's. What Pebble counts begins anew with Reopen.
+// Metrics takes a snapshot and waits for nothing; a catalog that is closed, or that is being
+// or could not be opened again, has none but the log's. What Pebble counts begins anew with Reopen.
 func (c *Catalog) Metrics() CatalogMetrics {
 	v := CatalogMetrics{
 		WALSyncs:    c.syncs.count.Load(),
@@ -243,10 +243,14 @@ func (c *Catalog) Metrics() CatalogMetrics {
 		WALSyncMax:  time.Duration(c.syncs.max.Load()),
 		Failed:      c.Err() != nil,
 	}
-	if c.enter() != nil {
+	// Closing and opening again wait for reads, which may wait for a disk.
+	if !c.gate.TryRLock() {
 		return v
 	}
 	defer c.leave()
+	if c.closed || c.now().db == nil {
+		return v
+	}
 	m := c.now().db.Metrics()
 	v.DiskBytes = int64(m.DiskSpaceUsage())
 	v.WALBytes = int64(m.WAL.PhysicalSize)

@@ -1,7 +1,9 @@
 package index
 
 import (
+	"errors"
 	"fmt"
+	"runtime"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -136,4 +138,42 @@ func TestReadErrorsBelowTables(t *testing.T) {
 		t.Errorf("a compaction when the disk is well again: %v", err)
 	}
 	closeCatalog(t, c)
+}
+
+// TestMetricsBesideStuckRead: who asks what the catalog does does not wait for a disk, also
+// while the catalog is to be closed, which waits for a read.
+func TestMetricsBesideStuckRead(t *testing.T) {
+	left, want := written(t)
+	var stuck atomic.Bool
+	reads, resume := make(chan struct{}, 100), make(chan struct{})
+	c := openCatalog(t, "cat", &CatalogOptions{CacheBytes: 1, FS: errorfs.Wrap(left, errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if stuck.Load() && (op.Kind == errorfs.OpFileRead || op.Kind == errorfs.OpFileReadAt) {
+			reads <- struct{}{}
+			<-resume
+		}
+		return nil
+	}))})
+	stuck.Store(true)
+	ended, closed := make(chan error, 1), make(chan error, 1)
+	go func() {
+		for k := range want {
+			_, _, err := c.Get(k, 32)
+			ended <- err
+			return
+		}
+	}()
+	<-reads
+	go func() { closed <- c.Close() }()
+	for c.gate.TryRLock() { // until it waits for the read
+		c.gate.RUnlock()
+		runtime.Gosched()
+	}
+	if m := c.Metrics(); m.Failed {
+		t.Errorf("metrics: %+v", m)
+	}
+	stuck.Store(false)
+	close(resume)
+	if err := errors.Join(<-ended, <-closed); err != nil {
+		t.Error(err)
+	}
 }
