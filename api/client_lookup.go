@@ -142,11 +142,10 @@ func (c *Client) ReleaseLease(ctx context.Context, id uint64) error {
 	return nil
 }
 
-// Prefetch brings blocks up to G2, root first, under a request id that the
-// caller chose ("" for none), and calls progress (nil: not wanted) for each key
-// in order. It returns when all are settled, when ctx ends, when progress fails
-// (with its error), or when CancelPrefetch names the id (context.Canceled).
-func (c *Client) Prefetch(ctx context.Context, ns block.Namespace, hashes []block.Hash, id string, progress func(block.Progress) error) error {
+// Prefetch brings blocks up to G2, root first, and calls progress (nil: not wanted)
+// for each key in order. It returns when all are settled, when ctx ends, when progress
+// fails (with its error), or when CancelPrefetch names the id (context.Canceled).
+func (c *Client) Prefetch(ctx context.Context, ns block.Namespace, hashes []block.Hash, o block.PrefetchOptions, progress func(block.Progress) error) error {
 	if len(hashes) == 0 {
 		return nil
 	}
@@ -158,7 +157,8 @@ func (c *Client) Prefetch(ctx context.Context, ns block.Namespace, hashes []bloc
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, err := c.rpc.Prefetch(ctx, &pb.PrefetchRequest{
-		Namespace: uint32(ns.ID), NamespaceTag: c.tag(ns), HashLen: uint32(ns.HashLen), Hashes: packed, RequestId: id,
+		Namespace: uint32(ns.ID), NamespaceTag: c.tag(ns), HashLen: uint32(ns.HashLen), Hashes: packed,
+		RequestId: o.ID, Priority: uint32(o.Priority), WithinMs: millis(o.Within),
 	})
 	if err != nil {
 		return c.fail("prefetch", err)

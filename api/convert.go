@@ -256,7 +256,7 @@ func statsToPB(s block.Stats) *pb.StatsResponse {
 		Conflicts: s.Conflicts, Corrupt: s.Corrupt, Leases: s.Leases, Reservations: s.Reservations, ChunksPassed: s.ChunksPassed, ChunksStuck: s.ChunksStuck,
 		Prefetch: &pb.PrefetchStats{
 			Queued: s.Prefetch.Queued, Done: s.Prefetch.Done, Dropped: s.Prefetch.Dropped, Cancelled: s.Prefetch.Cancelled,
-			Useful: s.Prefetch.Useful, Wasted: s.Prefetch.Wasted,
+			Useful: s.Prefetch.Useful, Wasted: s.Prefetch.Wasted, Displaced: s.Prefetch.Displaced, Stale: s.Prefetch.Stale,
 		},
 		Watchers: s.Watchers, EventsLost: s.EventsLost, TableBytes: s.TableBytes,
 		Incarnation: s.Incarnation, EventSeq: s.EventSeq, Pinned: s.Pinned, PinnedBytes: s.PinnedBytes, Scrub: scrubToPB(s.Scrub),
@@ -309,7 +309,7 @@ func statsFromPB(s *pb.StatsResponse) block.Stats {
 		Leases: s.GetLeases(), Reservations: s.GetReservations(), ChunksPassed: s.GetChunksPassed(), ChunksStuck: s.GetChunksStuck(),
 		Prefetch: block.PrefetchStats{
 			Queued: p.GetQueued(), Done: p.GetDone(), Dropped: p.GetDropped(), Cancelled: p.GetCancelled(),
-			Useful: p.GetUseful(), Wasted: p.GetWasted(),
+			Useful: p.GetUseful(), Wasted: p.GetWasted(), Displaced: p.GetDisplaced(), Stale: p.GetStale(),
 		},
 		Watchers: s.GetWatchers(), EventsLost: s.GetEventsLost(), TableBytes: s.GetTableBytes(),
 		Incarnation: s.GetIncarnation(), EventSeq: s.GetEventSeq(), Pinned: s.GetPinned(), PinnedBytes: s.GetPinnedBytes(),

@@ -272,8 +272,8 @@ type idStore struct {
 	ids chan string
 }
 
-func (s *idStore) Prefetch(_ context.Context, _ block.NamespaceID, _ int, _ []byte, id string, _ func(block.Progress) error) error {
-	s.ids <- id
+func (s *idStore) Prefetch(_ context.Context, _ block.NamespaceID, _ int, _ []byte, o block.PrefetchOptions, _ func(block.Progress) error) error {
+	s.ids <- o.ID
 	return nil
 }
 

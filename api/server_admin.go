@@ -23,9 +23,17 @@ func (s *service) Prefetch(req *pb.PrefetchRequest, stream grpc.ServerStreamingS
 	if n := len(req.GetRequestId()); n > maxRequestID {
 		return invalid("request_id: %d bytes, at most %d", n, maxRequestID)
 	}
+	if n := req.GetPriority(); n > block.MaxPriority {
+		return invalid("priority: %d, want 0 to %d", n, block.MaxPriority)
+	}
+	within, err := durationField("within_ms", req.GetWithinMs())
+	if err != nil {
+		return err
+	}
 	ctx, cancel := s.untilClosing(stream.Context())
 	defer cancel(nil)
-	err = s.store.Prefetch(ctx, ns, int(req.GetHashLen()), req.GetHashes(), requestID(ctx, req.GetRequestId()), func(p block.Progress) error {
+	o := block.PrefetchOptions{ID: requestID(ctx, req.GetRequestId()), Priority: uint8(req.GetPriority()), Within: within}
+	err = s.store.Prefetch(ctx, ns, int(req.GetHashLen()), req.GetHashes(), o, func(p block.Progress) error {
 		return stream.Send(&pb.PrefetchResponse{Index: uint32(p.Index), Reason: pb.MissReason(p.Reason), Tier: pb.Tier(p.Tier)})
 	})
 	return endCause(ctx, err)

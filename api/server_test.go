@@ -137,6 +137,8 @@ func TestRequestLimits(t *testing.T) {
 		{get(&pb.GetRequest{HashLen: 8, Hashes: make([]byte, 8), Offsets: []int64{0}, Lengths: []int64{1 << 40}}), "lengths[0]: 1099511627776"},
 		{prefetch(&pb.PrefetchRequest{HashLen: 8, Hashes: make([]byte, 9)}), "hashes: 9 bytes"},
 		{prefetch(&pb.PrefetchRequest{HashLen: 8, Hashes: key(1), RequestId: strings.Repeat("x", 256)}), "request_id: 256 bytes, at most 255"},
+		{prefetch(&pb.PrefetchRequest{HashLen: 8, Hashes: key(1), Priority: 10}), "priority: 10, want 0 to 9"},
+		{prefetch(&pb.PrefetchRequest{HashLen: 8, Hashes: key(1), WithinMs: -1}), "within_ms: -1 milliseconds"},
 		{reserve(0), "items: empty"},
 		{reserve(api.MaxKeys + 1), "items: 4097 of them, at most 4096"},
 		{locateErr, "hashes: 4097 keys"},

@@ -57,11 +57,10 @@ type Store interface {
 	// are Held. An error of use ends the call.
 	Get(ctx context.Context, ns block.NamespaceID, hashLen int, want []block.Wanted, o block.GetOptions, use func(i int, p block.Payload) error) error
 
-	// Prefetch brings blocks up to G2, root first, under a request id that the
-	// caller chose ("" for none), calling progress for each key in order. It
-	// returns when all are done, when ctx ends or when CancelPrefetch(id) is
-	// called (ErrNotFound for an unknown id). ErrInvalid for an id in use.
-	Prefetch(ctx context.Context, ns block.NamespaceID, hashLen int, hashes []byte, id string, progress func(block.Progress) error) error
+	// Prefetch brings blocks up to G2, root first, calling progress for each key in
+	// order. It returns when all are settled, when ctx ends or when CancelPrefetch names
+	// its id (ErrNotFound for an unknown one). ErrInvalid for an id in use.
+	Prefetch(ctx context.Context, ns block.NamespaceID, hashLen int, hashes []byte, o block.PrefetchOptions, progress func(block.Progress) error) error
 	CancelPrefetch(id string) error
 
 	// RenewLease lets a lease run for d from now; ReleaseLease ends it.

@@ -42,7 +42,7 @@ func thereAndBack(t *testing.T, args []string, data string) (log string) {
 		}
 		for _, i := range all {
 			up := false
-			err := c.Prefetch(timeout(t), ns, []block.Hash{hashOf(i)}, "", func(p block.Progress) error {
+			err := c.Prefetch(timeout(t), ns, []block.Hash{hashOf(i)}, block.PrefetchOptions{}, func(p block.Progress) error {
 				up = p.Reason == block.Hit && p.Tier == block.G2
 				return nil
 			})

@@ -191,7 +191,7 @@ func TestPrefetchesEnd(t *testing.T) {
 				t.Fatal(err)
 			}
 			p := s.Prefetch
-			return p.Queued == p.Done+p.Dropped+p.Cancelled && s.Reservations == 0 && s.Leases == 0
+			return p.Queued == p.Done+p.Displaced+p.Stale+p.Cancelled && s.Reservations == 0 && s.Leases == 0
 		})
 	}
 	batch(n / 4)
@@ -224,7 +224,8 @@ func spoiltPrefetch(ctx context.Context, c *api.Client, ns block.Namespace, r *r
 	defer cancel()
 	stop, way := r.IntN(len(hashes)), r.IntN(4)
 	gaveUp := fmt.Errorf("prefetch %s: gave up", id)
-	err := c.Prefetch(mine, ns, hashes, id, func(p block.Progress) error {
+	o := block.PrefetchOptions{ID: id, Priority: uint8(r.IntN(3)), Within: time.Duration(r.IntN(2)*r.IntN(50)) * time.Millisecond}
+	err := c.Prefetch(mine, ns, hashes, o, func(p block.Progress) error {
 		switch {
 		case p.Index != stop:
 		case way == 0:

@@ -309,7 +309,7 @@ func (w *traffic) prefetch(ctx context.Context) error {
 	mine, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stop := w.r.IntN(2 * len(hashes))
-	err := w.c.Prefetch(mine, w.ns, hashes, "", func(p block.Progress) error {
+	err := w.c.Prefetch(mine, w.ns, hashes, block.PrefetchOptions{}, func(p block.Progress) error {
 		if p.Index == stop {
 			cancel()
 		}

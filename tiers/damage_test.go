@@ -229,7 +229,7 @@ func TestReadStalls(t *testing.T) {
 			t.Errorf("promote %v: %v, %v", promote, got, err)
 		}
 	}
-	err := s.Prefetch(within(t, 100*time.Millisecond), ns.ID, hashLen, pack(hashOf(1), hashOf(3)), "p", func(block.Progress) error { return nil })
+	err := s.Prefetch(within(t, 100*time.Millisecond), ns.ID, hashLen, pack(hashOf(1), hashOf(3)), block.PrefetchOptions{ID: "p"}, func(block.Progress) error { return nil })
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("prefetch: %v", err)
 	}

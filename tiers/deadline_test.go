@@ -76,7 +76,7 @@ func deadlineCalls() []deadlineCall {
 		{"Lend", func(ctx context.Context, r *deadlineRig) error { return r.lend(ctx, 2) }, nil, callBare},
 		{"LendFromG3", func(ctx context.Context, r *deadlineRig) error { return r.lend(ctx, 1) }, reads, callBare},
 		{"Prefetch", func(ctx context.Context, r *deadlineRig) error {
-			return r.by.Prefetch(ctx, r.ns.ID, hashLen, pack(hashOf(1)), "", func(p block.Progress) error { return missed(p.Reason) })
+			return r.by.Prefetch(ctx, r.ns.ID, hashLen, pack(hashOf(1)), block.PrefetchOptions{}, func(p block.Progress) error { return missed(p.Reason) })
 		}, reads, clients},
 		{"Delete", func(ctx context.Context, r *deadlineRig) error {
 			_, err := r.by.Delete(ctx, r.ns.ID, hashLen, pack(hashOf(3)))

@@ -135,7 +135,7 @@ func TestSickDevice(t *testing.T) {
 		{"GetPromote", func(r *sickRig, _ int) error { return r.reads(block.GetOptions{}) }, unavailable, well},
 		{"Prefetch", func(r *sickRig, _ int) error {
 			var miss error
-			err := r.Prefetch(context.Background(), r.ns.ID, hashLen, pack(hashOf(1)), "", func(p block.Progress) error {
+			err := r.Prefetch(context.Background(), r.ns.ID, hashLen, pack(hashOf(1)), block.PrefetchOptions{}, func(p block.Progress) error {
 				miss = missed(p.Reason)
 				return nil
 			})

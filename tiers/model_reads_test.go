@@ -193,13 +193,15 @@ func (w *modelWorker) prefetch(r *rand.Rand) {
 	ctx, cancel := w.calls()
 	defer cancel()
 	id := ""
+	o := block.PrefetchOptions{Priority: uint8(r.IntN(block.MaxPriority + 1)), Within: time.Duration(r.IntN(2)) * time.Millisecond}
 	cancelled := make(chan error, 1)
 	if r.IntN(3) == 0 {
 		id = fmt.Sprintf("worker %d", w.id)
+		o.ID = id
 		go func() { cancelled <- w.c.CancelPrefetch(id) }()
 	}
 	n := 0
-	err := w.c.Prefetch(ctx, w.ns[0].ID, hashLen, hs, id, func(p block.Progress) error {
+	err := w.c.Prefetch(ctx, w.ns[0].ID, hashLen, hs, o, func(p block.Progress) error {
 		if p.Index != n {
 			return fmt.Errorf("progress of %d, want %d", p.Index, n)
 		}

@@ -504,7 +504,7 @@ func TestObjectPressure(t *testing.T) {
 			sendDown(t, s, ns, i)
 		}
 		before := b.asked("get")
-		if err := s.Prefetch(t.Context(), ns.ID, hashLen, ids, "", func(p block.Progress) error {
+		if err := s.Prefetch(t.Context(), ns.ID, hashLen, ids, block.PrefetchOptions{}, func(p block.Progress) error {
 			if p.Reason != block.Hit || p.Tier != block.G2 {
 				t.Errorf("prefetch %+v", p)
 			}

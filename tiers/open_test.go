@@ -326,7 +326,7 @@ func TestCloseUnderWork(t *testing.T) {
 		}
 		short, cancel := context.WithCancel(t.Context())
 		cancel()
-		_ = s.Prefetch(short, ns.ID, hashLen, pack(hashOf(1), hashOf(3), hashOf(5)), "", func(block.Progress) error { return nil })
+		_ = s.Prefetch(short, ns.ID, hashLen, pack(hashOf(1), hashOf(3), hashOf(5)), block.PrefetchOptions{}, func(block.Progress) error { return nil })
 		if err := s.Close(); err != nil {
 			t.Fatal(err)
 		}

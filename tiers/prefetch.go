@@ -2,6 +2,7 @@ package tiers
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -14,7 +15,10 @@ import (
 const prefetchWorkers = 4
 
 // Prefetch brings blocks up to G2; see api.Store.
-func (s *Store) Prefetch(ctx context.Context, nsID block.NamespaceID, hashLen int, hashes []byte, id string, progress func(block.Progress) error) error {
+func (s *Store) Prefetch(ctx context.Context, nsID block.NamespaceID, hashLen int, hashes []byte, o block.PrefetchOptions, progress func(block.Progress) error) error {
+	if err := o.Check(); err != nil {
+		return fmt.Errorf("prefetch: %w", err)
+	}
 	n, err := s.checkHashes(nsID, hashLen, hashes)
 	if err != nil {
 		return fmt.Errorf("prefetch: %w", err)
@@ -61,11 +65,11 @@ func (s *Store) Prefetch(ctx context.Context, nsID block.NamespaceID, hashLen in
 			items[i].ahead, far = far, far[1:]
 		}
 	}
-	r, err := s.prefetches.add(ctx, id, n, items)
+	r, err := s.prefetches.add(ctx, o, n, items)
 	if err != nil {
 		return fmt.Errorf("prefetch: %w", err)
 	}
-	defer r.end()
+	defer func() { r.end(errors.Is(ctx.Err(), context.DeadlineExceeded)) }()
 	for _, k := range sure {
 		tier := block.NoTier
 		if k.reason == block.Hit {

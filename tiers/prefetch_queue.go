@@ -3,8 +3,10 @@ package tiers
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/kvtier/kvtier/index/block"
 )
@@ -29,11 +31,18 @@ type prefetchQueue struct {
 		closed bool
 		live   map[*prefetchRequest]struct{} // that have not ended
 		byID   map[string]*prefetchRequest   // those of them that have an id
-		turns  []*prefetchRequest            // those with blocks in the queue, next turn first
+		levels [block.MaxPriority + 1]prefetchLevel
 		items  int
 		bytes  int64
 		stats  block.PrefetchStats
 	}
+}
+
+// prefetchLevel is what the queue holds of one priority and nobody has begun with.
+type prefetchLevel struct {
+	turns []*prefetchRequest // those with blocks in the queue, next turn first
+	items int
+	bytes int64
 }
 
 // prefetchItem is one block of a request.
@@ -51,7 +60,7 @@ type prefetchItem struct {
 // prefetchRequest is the blocks that were asked for together. Results may come
 // in any order; wait gives them in the order of the request.
 type prefetchRequest struct {
-	id     string
+	block.PrefetchOptions
 	q      *prefetchQueue
 	ctx    context.Context // of the work on its blocks; ends with the request
 	cancel context.CancelFunc
@@ -59,6 +68,7 @@ type prefetchRequest struct {
 
 	// The rest is under the lock of q.
 	todo   []prefetchItem // blocks in the queue
+	stale  *time.Timer    // drops them; nil: they are of use at any time
 	ended  bool
 	result []prefetchOutcome // per block
 }
@@ -85,16 +95,16 @@ func newPrefetchQueue(maxItems int, maxBytes int64) *prefetchQueue {
 // lends its values to the work, not its end. A block that items name twice is
 // queued once. It fails with block.ErrInvalid when the id, unless "", is in use,
 // and with block.ErrClosed after close. The caller ends the request.
-func (q *prefetchQueue) add(ctx context.Context, id string, n int, items []prefetchItem) (*prefetchRequest, error) {
-	r := &prefetchRequest{id: id, q: q, came: make(chan struct{}, 1), result: make([]prefetchOutcome, n)}
+func (q *prefetchQueue) add(ctx context.Context, o block.PrefetchOptions, n int, items []prefetchItem) (*prefetchRequest, error) {
+	r := &prefetchRequest{PrefetchOptions: o, q: q, came: make(chan struct{}, 1), result: make([]prefetchOutcome, n)}
 	first := make(map[block.Key]int, len(items))
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	switch {
 	case q.mu.closed:
 		return nil, block.ErrClosed
-	case id != "" && q.mu.byID[id] != nil:
-		return nil, fmt.Errorf("%w: prefetch: request id %q is in use", block.ErrInvalid, id)
+	case o.ID != "" && q.mu.byID[o.ID] != nil:
+		return nil, fmt.Errorf("%w: prefetch: request id %q is in use", block.ErrInvalid, o.ID)
 	}
 	for i := range r.result {
 		r.result[i].sameAs = i
@@ -107,29 +117,80 @@ func (q *prefetchQueue) add(ctx context.Context, id string, n int, items []prefe
 		}
 		first[it.key] = it.index
 		// Once one did not fit, later ones are of no use either.
-		if full = full || !q.fits(it.bytes); full {
+		if full = full || !q.makeRoom(r.Priority, it.bytes); full {
 			q.mu.stats.Dropped++
 			r.set(it.index, block.MissNoRoom, block.NoTier)
 			continue
 		}
 		q.push(r, it)
 	}
-	if id != "" {
-		q.mu.byID[id] = r
-	}
 	q.enter(ctx, r)
 	return r, nil
 }
 
-// fits reports whether one more block of n bytes may come. A block larger than
-// the bound may come alone.
-func (q *prefetchQueue) fits(n int64) bool {
-	return q.mu.items == 0 || q.mu.items < q.maxItems && n <= q.maxBytes-q.mu.bytes
+// makeRoom reports whether one more block of n bytes may come, of that priority. For it
+// blocks of lower ones are displaced; none, when that would not do.
+func (q *prefetchQueue) makeRoom(priority uint8, n int64) bool {
+	items, bytes := q.mu.items, q.mu.bytes
+	for _, l := range q.mu.levels[:priority] {
+		items, bytes = items-l.items, bytes-l.bytes
+	}
+	if !q.fits(items, bytes, n) {
+		return false
+	}
+	for p := 0; !q.fits(q.mu.items, q.mu.bytes, n); {
+		l := &q.mu.levels[p]
+		if len(l.turns) == 0 {
+			p++
+			continue
+		}
+		// The one that waits longest for its turn loses its end, and then the rest: a few
+		// requests that are served as a whole are worth more than parts of all.
+		r := l.turns[len(l.turns)-1]
+		last := len(r.todo) - 1
+		q.drop(r, last, block.MissNoRoom, &q.mu.stats.Displaced)
+	}
+	return true
+}
+
+// fits reports whether one more block of n bytes has room beside so many. A block larger
+// than the bound may come alone.
+func (q *prefetchQueue) fits(items int, bytes, n int64) bool {
+	return items == 0 || items < q.maxItems && n <= q.maxBytes-bytes
+}
+
+// drop takes the blocks of a request from number from on out of the queue and settles
+// them with reason, counted in count.
+func (q *prefetchQueue) drop(r *prefetchRequest, from int, reason block.MissReason, count *int64) {
+	if len(r.todo) == 0 {
+		return
+	}
+	for _, it := range r.todo[from:] {
+		q.leave(it)
+		q.levelled(it, -1)
+		r.set(it.index, reason, block.NoTier)
+	}
+	*count += int64(len(r.todo) - from)
+	if r.todo = r.todo[:from]; from > 0 {
+		return
+	}
+	l := &q.mu.levels[r.Priority]
+	if i := slices.Index(l.turns, r); i >= 0 {
+		l.turns = slices.Delete(l.turns, i, i+1)
+	}
+}
+
+// levelled counts a block in (1) or out (-1) of those that nobody has begun with.
+func (q *prefetchQueue) levelled(it prefetchItem, n int) {
+	l := &q.mu.levels[it.req.Priority]
+	l.items += n
+	l.bytes += int64(n) * it.bytes
 }
 
 func (q *prefetchQueue) push(r *prefetchRequest, it prefetchItem) {
 	it.req = r
 	r.todo = append(r.todo, it)
+	q.levelled(it, 1)
 	q.mu.items++
 	q.mu.bytes += it.bytes
 	q.mu.stats.Queued++
@@ -139,10 +200,18 @@ func (q *prefetchQueue) push(r *prefetchRequest, it prefetchItem) {
 func (q *prefetchQueue) enter(ctx context.Context, r *prefetchRequest) {
 	r.ctx, r.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	q.mu.live[r] = struct{}{}
-	if len(r.todo) > 0 {
-		q.mu.turns = append(q.mu.turns, r)
-		q.signal()
+	if r.ID != "" {
+		q.mu.byID[r.ID] = r
 	}
+	if len(r.todo) == 0 {
+		return
+	}
+	l := &q.mu.levels[r.Priority]
+	l.turns = append(l.turns, r)
+	if r.Within > 0 {
+		r.stale = time.AfterFunc(r.Within, r.dropStale)
+	}
+	q.signal()
 }
 
 // next waits for a block to bring up. The caller ends with done. It fails with
@@ -168,19 +237,20 @@ func (q *prefetchQueue) take() (it prefetchItem, ok bool, err error) {
 		q.signal() // the next worker that waits
 		return it, false, block.ErrClosed
 	}
-	if len(q.mu.turns) == 0 {
-		return it, false, nil
+	for p := len(q.mu.levels) - 1; p >= 0; p-- {
+		if l := &q.mu.levels[p]; len(l.turns) > 0 {
+			r := l.turns[0]
+			l.turns = l.turns[1:]
+			it, r.todo = r.todo[0], r.todo[1:]
+			q.levelled(it, -1)
+			if len(r.todo) > 0 {
+				l.turns = append(l.turns, r)
+			}
+			q.signal() // there may be more for others
+			return it, true, nil
+		}
 	}
-	r := q.mu.turns[0]
-	q.mu.turns = q.mu.turns[1:]
-	it, r.todo = r.todo[0], r.todo[1:]
-	if len(r.todo) > 0 {
-		q.mu.turns = append(q.mu.turns, r)
-	}
-	if len(q.mu.turns) > 0 {
-		q.signal()
-	}
-	return it, true, nil
+	return it, false, nil
 }
 
 // done tells how the work on a block ended: reason is block.Hit when it is in
@@ -214,7 +284,7 @@ func (q *prefetchQueue) cancel(id string) error {
 	if r == nil {
 		return fmt.Errorf("cancel prefetch %q: %w", id, block.ErrNotFound)
 	}
-	r.endLocked()
+	r.endLocked(&q.mu.stats.Cancelled)
 	return nil
 }
 
@@ -233,7 +303,7 @@ func (q *prefetchQueue) close() {
 	defer q.mu.Unlock()
 	q.mu.closed = true
 	for r := range q.mu.live {
-		r.endLocked()
+		r.endLocked(&q.mu.stats.Cancelled)
 	}
 	q.signal()
 }
@@ -261,7 +331,7 @@ func (r *prefetchRequest) wait(ctx context.Context, i int) (block.Progress, erro
 	for {
 		p, done, ended := r.outcome(i)
 		if ended {
-			return p, fmt.Errorf("prefetch %q: %w", r.id, context.Canceled)
+			return p, fmt.Errorf("prefetch %q: %w", r.ID, context.Canceled)
 		}
 		if done {
 			return p, nil
@@ -283,36 +353,43 @@ func (r *prefetchRequest) outcome(i int) (p block.Progress, done, ended bool) {
 	return p, o.done, r.ended
 }
 
-// end ends the request: what is still queued leaves. It is safe to call twice.
-func (r *prefetchRequest) end() {
+// dropStale drops what nobody has begun with, since it came too late for its use. What
+// somebody has begun with is nearly there, and stays.
+func (r *prefetchRequest) dropStale() {
 	r.q.mu.Lock()
 	defer r.q.mu.Unlock()
-	r.endLocked()
+	if !r.ended {
+		r.q.drop(r, 0, block.MissDeadline, &r.q.mu.stats.Stale)
+	}
 }
 
-func (r *prefetchRequest) endLocked() {
+// end ends the request: what is still queued leaves, late if the caller's time was up.
+// It is safe to call twice.
+func (r *prefetchRequest) end(late bool) {
+	r.q.mu.Lock()
+	defer r.q.mu.Unlock()
+	if late {
+		r.endLocked(&r.q.mu.stats.Stale)
+	} else {
+		r.endLocked(&r.q.mu.stats.Cancelled)
+	}
+}
+
+// endLocked ends the request; count is where its blocks that are still queued go.
+func (r *prefetchRequest) endLocked(count *int64) {
 	if r.ended {
 		return
 	}
 	r.ended = true
 	q := r.q
 	delete(q.mu.live, r)
-	if r.id != "" {
-		delete(q.mu.byID, r.id)
+	if r.ID != "" {
+		delete(q.mu.byID, r.ID)
 	}
-	if len(r.todo) > 0 {
-		for i, other := range q.mu.turns {
-			if other == r {
-				q.mu.turns = append(q.mu.turns[:i], q.mu.turns[i+1:]...)
-				break
-			}
-		}
-		for _, it := range r.todo {
-			q.leave(it)
-		}
-		q.mu.stats.Cancelled += int64(len(r.todo))
-		r.todo = nil
+	if r.stale != nil {
+		r.stale.Stop()
 	}
+	q.drop(r, 0, block.MissDeadline, count)
 	r.cancel()
 	r.signal()
 }

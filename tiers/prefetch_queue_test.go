@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/kvtier/kvtier/index/block"
 )
@@ -26,7 +27,12 @@ func prefetchItems(blocks string) []prefetchItem {
 
 func mustAdd(t *testing.T, q *prefetchQueue, id, blocks string) *prefetchRequest {
 	t.Helper()
-	r, err := q.add(t.Context(), id, len(blocks), prefetchItems(blocks))
+	return mustAddWith(t, q, block.PrefetchOptions{ID: id}, blocks)
+}
+
+func mustAddWith(t *testing.T, q *prefetchQueue, o block.PrefetchOptions, blocks string) *prefetchRequest {
+	t.Helper()
+	r, err := q.add(t.Context(), o, len(blocks), prefetchItems(blocks))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +139,7 @@ func TestPrefetchBounds(t *testing.T) {
 	defer small.close()
 	items := prefetchItems("abc")
 	items[1].bytes = 20
-	r, err := small.add(t.Context(), "", 3, items)
+	r, err := small.add(t.Context(), block.PrefetchOptions{}, 3, items)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -154,6 +160,115 @@ func TestPrefetchBounds(t *testing.T) {
 	}
 }
 
+// TestPrefetchPriority: a higher priority goes first, and takes what room it needs from
+// the lowest, from the ends of its requests; what others have begun with stays.
+func TestPrefetchPriority(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		items    int
+		bytes    int64
+		begun    int // blocks that a worker has taken before the last request comes
+		requests []string
+		want     string // order of the rest
+		outcomes string // of all requests, as they are when the last has come
+		stats    block.PrefetchStats
+	}{
+		{"higher first", 100, 1000, 0, []string{"0ab", "2xy", "1no", "2z"}, "xzynoab", "? ?|? ?|? ?|?", block.PrefetchStats{Queued: 7}},
+		{"the end of the lowest goes", 4, 1000, 0, []string{"1ab", "0no", "2x"}, "xabn", "? ?|? -no_room|?", block.PrefetchStats{Queued: 5, Displaced: 1}},
+		{"then the next one", 4, 1000, 0, []string{"1ab", "0no", "2xyz"}, "xyza", "? -no_room|-no_room -no_room|? ? ?", block.PrefetchStats{Queued: 7, Displaced: 3}},
+		{"one request loses all before another loses anything", 4, 1000, 0, []string{"0ab", "0no", "2xy"}, "xyab", "? ?|-no_room -no_room|? ?", block.PrefetchStats{Queued: 6, Displaced: 2}},
+		{"not that of an equal", 2, 1000, 0, []string{"1ab", "1x"}, "ab", "? ?|-no_room", block.PrefetchStats{Queued: 2, Dropped: 1}},
+		{"nor that of a higher one", 2, 1000, 0, []string{"2ab", "1x"}, "ab", "? ?|-no_room", block.PrefetchStats{Queued: 2, Dropped: 1}},
+		{"bytes as well", 100, 40, 0, []string{"0ab", "0no", "2xyz"}, "xyza", "? -no_room|-no_room -no_room|? ? ?", block.PrefetchStats{Queued: 7, Displaced: 3}},
+		{"what is begun stays", 2, 1000, 1, []string{"0ab", "2xy"}, "x", "? -no_room|? -no_room", block.PrefetchStats{Queued: 3, Dropped: 1, Displaced: 1}},
+		{"nothing goes in vain", 3, 30, 2, []string{"0abc", "2X"}, "c", "? ? ?|-no_room", block.PrefetchStats{Queued: 3, Dropped: 1}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			q := newPrefetchQueue(c.items, c.bytes)
+			defer q.close()
+			var rs []*prefetchRequest
+			var begun []prefetchItem
+			for i, text := range c.requests {
+				if i == len(c.requests)-1 {
+					for range c.begun {
+						it, _, _ := q.take()
+						begun = append(begun, it)
+					}
+				}
+				items := prefetchItems(text[1:])
+				if text[1:] == "X" {
+					items[0].bytes = 20 // more than one takes the place of
+				}
+				r, err := q.add(t.Context(), block.PrefetchOptions{Priority: text[0] - '0'}, len(items), items)
+				if err != nil {
+					t.Fatal(err)
+				}
+				rs = append(rs, r)
+			}
+			var got []string
+			for _, r := range rs {
+				got = append(got, outcomes(r))
+			}
+			if got := strings.Join(got, "|"); got != c.outcomes {
+				t.Errorf("outcomes %s, want %s", got, c.outcomes)
+			}
+			if got := q.stats(); got != c.stats {
+				t.Errorf("counters %+v, want %+v", got, c.stats)
+			}
+			if got := takeAll(t, q); got != c.want {
+				t.Errorf("order %s, want %s", got, c.want)
+			}
+			for _, it := range begun {
+				q.done(it, block.Hit, block.G2)
+			}
+			if n, bytes := q.pending(); n != 0 || bytes != 0 {
+				t.Errorf("%d blocks of %d bytes are pending", n, bytes)
+			}
+		})
+	}
+}
+
+// TestPrefetchStale: what nobody has begun with when it is of no use any more leaves the
+// queue, and who waits is told; what is being brought up goes on.
+func TestPrefetchStale(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := newPrefetchQueue(100, 1000)
+		defer q.close()
+		r := mustAddWith(t, q, block.PrefetchOptions{Within: time.Second}, "abca")
+		mustAdd(t, q, "", "xy")
+		a, _, _ := q.take()
+		time.Sleep(time.Second - 1)
+		synctest.Wait()
+		if got := outcomes(r); got != "? ? ? ?" {
+			t.Errorf("before the time: %s", got)
+		}
+		if p, err := r.wait(t.Context(), 1); err != nil || p.Reason != block.MissDeadline {
+			t.Errorf("who waited got %+v, %v", p, err)
+		}
+		if a.context().Err() != nil {
+			t.Error("what was begun is cancelled")
+		}
+		q.done(a, block.Hit, block.G2)
+		if got := outcomes(r); got != "g2 -deadline -deadline g2" {
+			t.Errorf("outcomes %s", got)
+		}
+		if got := takeAll(t, q); got != "xy" {
+			t.Errorf("left in the queue: %s", got)
+		}
+		// The time of one that has ended does nothing.
+		mustAddWith(t, q, block.PrefetchOptions{Within: time.Second}, "de").end(false)
+		time.Sleep(2 * time.Second)
+		if got, want := q.stats(), (block.PrefetchStats{Queued: 7, Done: 3, Stale: 2, Cancelled: 2}); got != want {
+			t.Errorf("counters %+v, want %+v", got, want)
+		}
+		// So is what is left when the time of the caller is up.
+		mustAdd(t, q, "", "fg").end(true)
+		if got := q.stats().Stale; got != 4 {
+			t.Errorf("%d are stale, want 4", got)
+		}
+	})
+}
+
 func TestPrefetchCancel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := newPrefetchQueue(100, 1000)
@@ -161,7 +276,7 @@ func TestPrefetchCancel(t *testing.T) {
 		r := mustAdd(t, q, "r", ".abc")
 		r.know(0, block.Hit, block.G2)
 		mustAdd(t, q, "other", "xy")
-		if _, err := q.add(t.Context(), "r", 1, nil); !errors.Is(err, block.ErrInvalid) || !strings.Contains(err.Error(), `"r"`) {
+		if _, err := q.add(t.Context(), block.PrefetchOptions{ID: "r"}, 1, nil); !errors.Is(err, block.ErrInvalid) || !strings.Contains(err.Error(), `"r"`) {
 			t.Errorf("the same id again: %v", err)
 		}
 		a, _, _ := q.take()
@@ -198,7 +313,7 @@ func TestPrefetchCancel(t *testing.T) {
 		if got, want := q.stats(), (block.PrefetchStats{Queued: 5, Done: 2, Cancelled: 3}); got != want {
 			t.Errorf("counters %+v, want %+v", got, want)
 		}
-		r.end()
+		r.end(false)
 		mustAdd(t, q, "r", "a") // the id is free again
 	})
 }
@@ -238,7 +353,7 @@ func TestPrefetchWait(t *testing.T) {
 				t.Errorf("progress %q, want %q", s, want)
 			}
 		}
-		r.end()
+		r.end(false)
 		open := mustAdd(t, q, "", "z")
 		<-worker
 		ctx, cancel := context.WithCancel(t.Context())
@@ -255,7 +370,7 @@ func TestPrefetchWait(t *testing.T) {
 		if _, err := q.next(t.Context()); !errors.Is(err, block.ErrClosed) {
 			t.Errorf("next after close: %v", err)
 		}
-		if _, err := q.add(t.Context(), "", 0, nil); !errors.Is(err, block.ErrClosed) {
+		if _, err := q.add(t.Context(), block.PrefetchOptions{}, 0, nil); !errors.Is(err, block.ErrClosed) {
 			t.Errorf("add after close: %v", err)
 		}
 		if _, err := open.wait(t.Context(), 0); !errors.Is(err, context.Canceled) {
@@ -318,7 +433,7 @@ func TestPrefetchConcurrent(t *testing.T) {
 		clients.Go(func() {
 			id := fmt.Sprint(c)
 			for i := range 500 {
-				r, err := q.add(t.Context(), id, 10, prefetchItems("abcdefghij"))
+				r, err := q.add(t.Context(), block.PrefetchOptions{ID: id, Priority: uint8(c), Within: time.Duration(i%5) * 10 * time.Microsecond}, 10, prefetchItems("abcdefghij"))
 				if err != nil {
 					t.Error(err)
 					return
@@ -335,17 +450,22 @@ func TestPrefetchConcurrent(t *testing.T) {
 						}
 					}
 				}
-				r.end()
+				r.end(i%2 == 0)
 			}
 		})
 	}
 	clients.Wait()
 	q.close()
 	workers.Wait()
-	if n, bytes := q.pending(); n != 0 || bytes != 0 || len(q.mu.live) != 0 || len(q.mu.turns) != 0 {
-		t.Errorf("pending: %d blocks, %d bytes, %d requests, %d turns", n, bytes, len(q.mu.live), len(q.mu.turns))
+	if n, bytes := q.pending(); n != 0 || bytes != 0 || len(q.mu.live) != 0 {
+		t.Errorf("pending: %d blocks, %d bytes, %d requests", n, bytes, len(q.mu.live))
 	}
-	if st := q.stats(); st.Queued != st.Done+st.Cancelled {
+	for p, l := range q.mu.levels {
+		if l.items != 0 || l.bytes != 0 || len(l.turns) != 0 {
+			t.Errorf("priority %d: %+v", p, l)
+		}
+	}
+	if st := q.stats(); st.Queued != st.Done+st.Displaced+st.Stale+st.Cancelled {
 		t.Errorf("counters %+v", st)
 	}
 }

@@ -27,7 +27,7 @@ func TestPrefetchUse(t *testing.T) {
 		}
 	}
 	wantHit(t, s, ns, 3, 4<<10) // comes up by itself
-	err := s.Prefetch(t.Context(), ns.ID, hashLen, pack(hashOf(0), hashOf(1), hashOf(2), hashOf(3)), "", func(p block.Progress) error {
+	err := s.Prefetch(t.Context(), ns.ID, hashLen, pack(hashOf(0), hashOf(1), hashOf(2), hashOf(3)), block.PrefetchOptions{}, func(p block.Progress) error {
 		if p.Reason != block.Hit {
 			t.Errorf("block %d: %v", p.Index, p.Reason)
 		}

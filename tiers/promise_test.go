@@ -275,7 +275,7 @@ func TestFailedPrefetch(t *testing.T) {
 		t.Run(c.fault.String(), func(t *testing.T) {
 			s, _, ns := coldBlocks(t, failing(t, xfertest.Rule{Fault: c.fault, Ops: []xfer.Op{xfer.Read}}), 1, size)
 			var got []block.MissReason
-			err := s.Prefetch(t.Context(), ns.ID, hashLen, pack(hashOf(1)), "", func(p block.Progress) error {
+			err := s.Prefetch(t.Context(), ns.ID, hashLen, pack(hashOf(1)), block.PrefetchOptions{}, func(p block.Progress) error {
 				got = append(got, p.Reason)
 				return nil
 			})
@@ -310,7 +310,7 @@ func TestPrefetchesLeaveNothing(t *testing.T) {
 		hs = append(hs, pack(hashOf(i))...)
 	}
 	prefetch := func(ctx context.Context, id string) error {
-		return s.Prefetch(ctx, ns.ID, hashLen, hs, id, func(block.Progress) error { return nil })
+		return s.Prefetch(ctx, ns.ID, hashLen, hs, block.PrefetchOptions{ID: id}, func(block.Progress) error { return nil })
 	}
 	before := runtime.NumGoroutine()
 	for round := range rounds {

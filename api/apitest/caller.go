@@ -18,7 +18,7 @@ type Caller interface {
 	Commit(ctx context.Context, ids []uint64) []block.CommitResult
 	Abort(ids []uint64)
 	Get(ctx context.Context, ns block.NamespaceID, hashLen int, want []block.Wanted, o block.GetOptions, use func(i int, p block.Payload) error) error
-	Prefetch(ctx context.Context, ns block.NamespaceID, hashLen int, hashes []byte, id string, progress func(block.Progress) error) error
+	Prefetch(ctx context.Context, ns block.NamespaceID, hashLen int, hashes []byte, o block.PrefetchOptions, progress func(block.Progress) error) error
 	CancelPrefetch(id string) error
 	RenewLease(id uint64, d time.Duration) (block.Lease, error)
 	ReleaseLease(id uint64) error

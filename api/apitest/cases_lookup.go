@@ -258,7 +258,7 @@ func testPrefetch(e *env) {
 		e.put(ns, i, 1000, api.PutOptions{}, block.Stored)
 	}
 	var got []block.Progress
-	e.ok(e.s.Prefetch(e.ctx, ns.ID, hashLen, pack(hashLen, hashes(0, 5)...), "r1", func(p block.Progress) error {
+	e.ok(e.s.Prefetch(e.ctx, ns.ID, hashLen, pack(hashLen, hashes(0, 5)...), block.PrefetchOptions{ID: "r1", Priority: block.MaxPriority, Within: time.Hour}, func(p block.Progress) error {
 		got = append(got, p)
 		return nil
 	}))
@@ -272,8 +272,9 @@ func testPrefetch(e *env) {
 		}
 	}
 	e.is(e.s.CancelPrefetch("r1"), block.ErrNotFound) // it is over
+	e.is(e.s.Prefetch(e.ctx, ns.ID, hashLen, pack(hashLen, hashes(0, 1)...), block.PrefetchOptions{Priority: block.MaxPriority + 1}, nil), block.ErrInvalid)
 	stop := errors.New("enough")
-	err := e.s.Prefetch(e.ctx, ns.ID, hashLen, pack(hashLen, hashes(0, 5)...), "", func(block.Progress) error { return stop })
+	err := e.s.Prefetch(e.ctx, ns.ID, hashLen, pack(hashLen, hashes(0, 5)...), block.PrefetchOptions{}, func(block.Progress) error { return stop })
 	e.is(err, stop)
 }
 
@@ -283,7 +284,7 @@ func testCancelPrefetch(e *env) {
 	keys := pack(hashLen, hashes(0, 60_000)...)
 	calls := 0
 	var cancelErr error
-	err := e.s.Prefetch(e.ctx, ns.ID, hashLen, keys, "r1", func(block.Progress) error {
+	err := e.s.Prefetch(e.ctx, ns.ID, hashLen, keys, block.PrefetchOptions{ID: "r1"}, func(block.Progress) error {
 		if calls == 0 {
 			cancelErr = e.s.CancelPrefetch("r1")
 		}
@@ -307,7 +308,7 @@ func testCancelPrefetch(e *env) {
 
 	ctx, cancel := context.WithCancel(e.ctx)
 	defer cancel()
-	err = e.s.Prefetch(ctx, ns.ID, hashLen, keys, "r2", func(block.Progress) error {
+	err = e.s.Prefetch(ctx, ns.ID, hashLen, keys, block.PrefetchOptions{ID: "r2"}, func(block.Progress) error {
 		cancel()
 		return ctx.Err()
 	})

@@ -189,8 +189,8 @@ func (r *remote) Get(ctx context.Context, ns block.NamespaceID, hashLen int, wan
 	return r.c.Get(ctx, handle(ns, hashLen), want, o, use)
 }
 
-func (r *remote) Prefetch(ctx context.Context, ns block.NamespaceID, hashLen int, hashes []byte, id string, progress func(block.Progress) error) error {
-	return r.c.Prefetch(ctx, handle(ns, hashLen), unpack(hashLen, hashes), id, progress)
+func (r *remote) Prefetch(ctx context.Context, ns block.NamespaceID, hashLen int, hashes []byte, o block.PrefetchOptions, progress func(block.Progress) error) error {
+	return r.c.Prefetch(ctx, handle(ns, hashLen), unpack(hashLen, hashes), o, progress)
 }
 
 func (r *remote) CancelPrefetch(id string) error {

@@ -2929,12 +2929,18 @@ func (*AbortResponse) Descriptor() ([]byte, []int) {
 
 // PrefetchRequest names blocks to bring up, root first.
 type PrefetchRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Namespace     uint32                 `protobuf:"varint,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	NamespaceTag  uint64                 `protobuf:"fixed64,2,opt,name=namespace_tag,json=namespaceTag,proto3" json:"namespace_tag,omitempty"`
-	HashLen       uint32                 `protobuf:"varint,3,opt,name=hash_len,json=hashLen,proto3" json:"hash_len,omitempty"`
-	Hashes        []byte                 `protobuf:"bytes,4,opt,name=hashes,proto3" json:"hashes,omitempty"`
-	RequestId     string                 `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"` // chosen by the client, for CancelPrefetch; may be empty; at most 255 bytes
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Namespace    uint32                 `protobuf:"varint,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	NamespaceTag uint64                 `protobuf:"fixed64,2,opt,name=namespace_tag,json=namespaceTag,proto3" json:"namespace_tag,omitempty"`
+	HashLen      uint32                 `protobuf:"varint,3,opt,name=hash_len,json=hashLen,proto3" json:"hash_len,omitempty"`
+	Hashes       []byte                 `protobuf:"bytes,4,opt,name=hashes,proto3" json:"hashes,omitempty"`
+	RequestId    string                 `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"` // chosen by the client, for CancelPrefetch; may be empty; at most 255 bytes
+	// 0 to 9: higher ones go first, and displace lower ones when the queue is full
+	// (MISS_REASON_NO_ROOM).
+	Priority uint32 `protobuf:"varint,6,opt,name=priority,proto3" json:"priority,omitempty"`
+	// More than 0: the blocks that nobody has begun with after so long are of no use any
+	// more, and are dropped (MISS_REASON_DEADLINE).
+	WithinMs      int64 `protobuf:"varint,7,opt,name=within_ms,json=withinMs,proto3" json:"within_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3002,6 +3008,20 @@ func (x *PrefetchRequest) GetRequestId() string {
 		return x.RequestId
 	}
 	return ""
+}
+
+func (x *PrefetchRequest) GetPriority() uint32 {
+	if x != nil {
+		return x.Priority
+	}
+	return 0
+}
+
+func (x *PrefetchRequest) GetWithinMs() int64 {
+	if x != nil {
+		return x.WithinMs
+	}
+	return 0
 }
 
 // PrefetchResponse tells that one key is settled.
@@ -4406,15 +4426,18 @@ func (x *WriteBudget) GetAvailableRequests() int64 {
 	return 0
 }
 
-// PrefetchStats counts blocks of prefetches.
+// PrefetchStats counts blocks of prefetches: each that was queued is done, displaced,
+// stale or cancelled then.
 type PrefetchStats struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Queued        int64                  `protobuf:"varint,1,opt,name=queued,proto3" json:"queued,omitempty"`
 	Done          int64                  `protobuf:"varint,2,opt,name=done,proto3" json:"done,omitempty"`
-	Dropped       int64                  `protobuf:"varint,3,opt,name=dropped,proto3" json:"dropped,omitempty"`
+	Dropped       int64                  `protobuf:"varint,3,opt,name=dropped,proto3" json:"dropped,omitempty"` // that the queue had no room for
 	Cancelled     int64                  `protobuf:"varint,4,opt,name=cancelled,proto3" json:"cancelled,omitempty"`
-	Useful        int64                  `protobuf:"varint,5,opt,name=useful,proto3" json:"useful,omitempty"` // of those done, that were read in G2 then
-	Wasted        int64                  `protobuf:"varint,6,opt,name=wasted,proto3" json:"wasted,omitempty"` // of those done, that left G2 without
+	Useful        int64                  `protobuf:"varint,5,opt,name=useful,proto3" json:"useful,omitempty"`       // of those done, that were read in G2 then
+	Wasted        int64                  `protobuf:"varint,6,opt,name=wasted,proto3" json:"wasted,omitempty"`       // of those done, that left G2 without
+	Displaced     int64                  `protobuf:"varint,7,opt,name=displaced,proto3" json:"displaced,omitempty"` // that left the queue for those of a higher priority
+	Stale         int64                  `protobuf:"varint,8,opt,name=stale,proto3" json:"stale,omitempty"`         // that nobody had begun with when they were of no use any more
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4487,6 +4510,20 @@ func (x *PrefetchStats) GetUseful() int64 {
 func (x *PrefetchStats) GetWasted() int64 {
 	if x != nil {
 		return x.Wasted
+	}
+	return 0
+}
+
+func (x *PrefetchStats) GetDisplaced() int64 {
+	if x != nil {
+		return x.Displaced
+	}
+	return 0
+}
+
+func (x *PrefetchStats) GetStale() int64 {
+	if x != nil {
+		return x.Stale
 	}
 	return 0
 }
@@ -7239,14 +7276,16 @@ const file_kvtier_proto_rawDesc = "" +
 	"\aresults\x18\x01 \x03(\v2\x14.kvtier.v1.PutResultR\aresults\" \n" +
 	"\fAbortRequest\x12\x10\n" +
 	"\x03ids\x18\x01 \x03(\x04R\x03ids\"\x0f\n" +
-	"\rAbortResponse\"\xa6\x01\n" +
+	"\rAbortResponse\"\xdf\x01\n" +
 	"\x0fPrefetchRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\rR\tnamespace\x12#\n" +
 	"\rnamespace_tag\x18\x02 \x01(\x06R\fnamespaceTag\x12\x19\n" +
 	"\bhash_len\x18\x03 \x01(\rR\ahashLen\x12\x16\n" +
 	"\x06hashes\x18\x04 \x01(\fR\x06hashes\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x05 \x01(\tR\trequestId\"|\n" +
+	"request_id\x18\x05 \x01(\tR\trequestId\x12\x1a\n" +
+	"\bpriority\x18\x06 \x01(\rR\bpriority\x12\x1b\n" +
+	"\twithin_ms\x18\a \x01(\x03R\bwithinMs\"|\n" +
 	"\x10PrefetchResponse\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12-\n" +
 	"\x06reason\x18\x02 \x01(\x0e2\x15.kvtier.v1.MissReasonR\x06reason\x12#\n" +
@@ -7360,14 +7399,16 @@ const file_kvtier_proto_rawDesc = "" +
 	"\x05bytes\x18\x03 \x01(\x03R\x05bytes\x12\x1a\n" +
 	"\brequests\x18\x04 \x01(\x03R\brequests\x12'\n" +
 	"\x0favailable_bytes\x18\x05 \x01(\x03R\x0eavailableBytes\x12-\n" +
-	"\x12available_requests\x18\x06 \x01(\x03R\x11availableRequests\"\xa3\x01\n" +
+	"\x12available_requests\x18\x06 \x01(\x03R\x11availableRequests\"\xd7\x01\n" +
 	"\rPrefetchStats\x12\x16\n" +
 	"\x06queued\x18\x01 \x01(\x03R\x06queued\x12\x12\n" +
 	"\x04done\x18\x02 \x01(\x03R\x04done\x12\x18\n" +
 	"\adropped\x18\x03 \x01(\x03R\adropped\x12\x1c\n" +
 	"\tcancelled\x18\x04 \x01(\x03R\tcancelled\x12\x16\n" +
 	"\x06useful\x18\x05 \x01(\x03R\x06useful\x12\x16\n" +
-	"\x06wasted\x18\x06 \x01(\x03R\x06wasted\"x\n" +
+	"\x06wasted\x18\x06 \x01(\x03R\x06wasted\x12\x1c\n" +
+	"\tdisplaced\x18\a \x01(\x03R\tdisplaced\x12\x14\n" +
+	"\x05stale\x18\b \x01(\x03R\x05stale\"x\n" +
 	"\fCatalogStats\x12\x14\n" +
 	"\x05state\x18\x01 \x01(\tR\x05state\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\"\n" +

@@ -130,6 +130,7 @@ type KvtierClient interface {
 	// Prefetch brings up to 65536 blocks up to DRAM, root first, and streams one
 	// progress message per key in that order. It ends when all are settled, when
 	// the call is cancelled, or (CANCELLED) when CancelPrefetch names its request.
+	// What is still queued when the call's deadline passes is dropped.
 	Prefetch(ctx context.Context, in *PrefetchRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[PrefetchResponse], error)
 	// CancelPrefetch ends the prefetch with that request id. NOT_FOUND.
 	CancelPrefetch(ctx context.Context, in *CancelPrefetchRequest, opts ...grpc.CallOption) (*CancelPrefetchResponse, error)
@@ -621,6 +622,7 @@ type KvtierServer interface {
 	// Prefetch brings up to 65536 blocks up to DRAM, root first, and streams one
 	// progress message per key in that order. It ends when all are settled, when
 	// the call is cancelled, or (CANCELLED) when CancelPrefetch names its request.
+	// What is still queued when the call's deadline passes is dropped.
 	Prefetch(*PrefetchRequest, grpc.ServerStreamingServer[PrefetchResponse]) error
 	// CancelPrefetch ends the prefetch with that request id. NOT_FOUND.
 	CancelPrefetch(context.Context, *CancelPrefetchRequest) (*CancelPrefetchResponse, error)

@@ -141,7 +141,7 @@ func (s *session) prefetch(id uint64, p []byte) error {
 		var done PrefetchedMessage
 		told := time.Now()
 		over := false
-		err := s.srv.store.Prefetch(c.ctx, m.NS, int(m.HashLen), m.Hashes, "", func(p block.Progress) error {
+		err := s.srv.store.Prefetch(c.ctx, m.NS, int(m.HashLen), m.Hashes, block.PrefetchOptions{}, func(p block.Progress) error {
 			done.Results = append(done.Results, PrefetchResult{Reason: p.Reason, Tier: p.Tier})
 			last := p.Index == m.Len()-1
 			if now := time.Now(); last || len(done.Results) >= progressKeys || now.Sub(told) >= progressAfter {

@@ -75,6 +75,10 @@ func TestPrefetch(t *testing.T) {
 		"1/2 "+hashA+" in g2\n2/2 "+hashC+" missed: absent\n", "")
 	kvtier(t, addr, "", append(prefetch, "--json", hashC, hashA)...).want(t, 0,
 		`{"index":0,"hash":"`+hashC+`","reason":"absent"}`+"\n"+`{"index":1,"hash":"`+hashA+`","reason":"hit","tier":"g2"}`+"\n", "")
+	kvtier(t, addr, "", append(prefetch, "--priority", "9", "--within", "1m", hashA)...).want(t, 0, "1/1 "+hashA+" in g2\n", "")
+	kvtier(t, addr, "", append(prefetch, "--priority", "10", hashA)...).want(t, 2, "", "priority: 10, at most 9")
+	kvtier(t, addr, "", append(prefetch, "--within", "-1s", hashA)...).want(t, 2, "", "within: -1s")
+	kvtier(t, addr, "", "prefetch", "--cancel", "r1", "--priority", "1").want(t, 2, "", "priority")
 	kvtier(t, addr, "", "prefetch", "--cancel", "r1").want(t, 1, "", "r1")
 	kvtier(t, addr, "", "prefetch", "--cancel", "r1", hashA).want(t, 2, "", hashA)
 	kvtier(t, addr, "", "prefetch", hashA).want(t, 2, "", "namespace")

@@ -137,6 +137,8 @@ func (c *storeCollector) addStore() {
 	c.store.add(counter, "prefetch_queued_total", "Blocks queued for prefetch.", func(s *block.Stats) float64 { return float64(s.Prefetch.Queued) })
 	c.store.add(counter, "prefetch_done_total", "Blocks brought up by prefetch.", func(s *block.Stats) float64 { return float64(s.Prefetch.Done) })
 	c.store.add(counter, "prefetch_dropped_total", "Blocks not prefetched because the queue was full.", func(s *block.Stats) float64 { return float64(s.Prefetch.Dropped) })
+	c.store.add(counter, "prefetch_displaced_total", "Blocks whose prefetch gave way to one of a higher priority.", func(s *block.Stats) float64 { return float64(s.Prefetch.Displaced) })
+	c.store.add(counter, "prefetch_stale_total", "Blocks whose prefetch had not begun when they were of no use any more.", func(s *block.Stats) float64 { return float64(s.Prefetch.Stale) })
 	c.store.add(counter, "prefetch_cancelled_total", "Blocks whose prefetch was cancelled.", func(s *block.Stats) float64 { return float64(s.Prefetch.Cancelled) })
 	c.store.add(counter, "prefetch_useful_total", "Prefetched blocks that were read in DRAM then.", func(s *block.Stats) float64 { return float64(s.Prefetch.Useful) })
 	c.store.add(counter, "prefetch_wasted_total", "Prefetched blocks that left DRAM without having been read.", func(s *block.Stats) float64 { return float64(s.Prefetch.Wasted) })

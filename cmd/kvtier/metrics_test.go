@@ -60,7 +60,7 @@ func aStats() block.Stats {
 		Misses:    map[string]int64{"absent": 5, "corrupt": 1},
 		Removed:   map[string]int64{"evicted": 4},
 		Conflicts: 1, Corrupt: 1, Leases: 2, Reservations: 3, Watchers: 1, EventsLost: 8, TableBytes: 1 << 20,
-		Prefetch:    block.PrefetchStats{Queued: 4, Done: 2, Dropped: 1, Cancelled: 1, Useful: 1},
+		Prefetch:    block.PrefetchStats{Queued: 9, Done: 2, Dropped: 1, Displaced: 4, Stale: 2, Cancelled: 1, Useful: 1},
 		Incarnation: 0x0a0b0c0d0e0f1011, EventSeq: 99, Pinned: 2, PinnedBytes: 4096,
 		Scrub: block.ScrubStatus{
 			State: block.ScrubDone, Started: time.Unix(1_700_000_000, 0), Ended: time.Unix(1_700_000_060, 0), Done: 4 << 30, Total: 4 << 30,

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -17,6 +18,8 @@ type prefetchFlags struct {
 	clientFlags
 	namespace string
 	id        string
+	priority  uint8
+	within    time.Duration
 	cancelID  string
 }
 
@@ -35,7 +38,9 @@ func newPrefetchCmd() *cobra.Command {
 		Short: "Bring blocks up to DRAM",
 		Long: `Bring blocks up to DRAM, root first, and print a line for each as it is settled,
 in the order given. A block that is not there is no error: its line says why.
-A prefetch that was given an id can be cancelled from elsewhere.`,
+A prefetch that was given an id can be cancelled from elsewhere. The queue is bounded: one of a
+higher priority goes first, and displaces blocks of lower ones when there is no room. What is not
+begun within --within, or --timeout, is dropped, since it would come too late for its use.`,
 		Example: `  kvtier prefetch --namespace demo --id request-17 00112233445566778899aabbccddeeff
   kvtier prefetch --cancel request-17`,
 		Args: func(c *cobra.Command, args []string) error {
@@ -49,10 +54,14 @@ A prefetch that was given an id can be cancelled from elsewhere.`,
 	fs := c.Flags()
 	fs.StringVar(&f.namespace, "namespace", "", "`name` of the namespace")
 	fs.StringVar(&f.id, "id", "", "`id` of the request, by which it can be cancelled")
+	fs.Uint8Var(&f.priority, "priority", 0, fmt.Sprintf("0 to %d: those of a higher one go first", block.MaxPriority))
+	fs.DurationVar(&f.within, "within", 0, "after how `long` blocks are of no use any more: those not begun by then are dropped (default: never)")
 	fs.StringVar(&f.cancelID, "cancel", "", "cancel the prefetch of this `id`")
 	c.MarkFlagsOneRequired("namespace", "cancel")
 	c.MarkFlagsMutuallyExclusive("namespace", "cancel")
-	c.MarkFlagsMutuallyExclusive("id", "cancel")
+	for _, name := range []string{"id", "priority", "within"} {
+		c.MarkFlagsMutuallyExclusive(name, "cancel")
+	}
 	c.RunE = func(c *cobra.Command, args []string) error {
 		if f.cancelID != "" {
 			return f.cancel(c.Context())
@@ -71,6 +80,10 @@ func (f *prefetchFlags) cancel(ctx context.Context) error {
 }
 
 func (f *prefetchFlags) run(ctx context.Context, args []string, stdout io.Writer) error {
+	o := block.PrefetchOptions{ID: f.id, Priority: f.priority, Within: f.within}
+	if err := o.Check(); err != nil {
+		return usageErrorf("%w", err)
+	}
 	hashes, hashLen, err := parseHashes(args)
 	if err != nil {
 		return err
@@ -82,7 +95,7 @@ func (f *prefetchFlags) run(ctx context.Context, args []string, stdout io.Writer
 		}
 		cctx, cancel := f.call(ctx)
 		defer cancel()
-		err = client.Prefetch(cctx, ns, hashes, f.id, func(p block.Progress) error {
+		err = client.Prefetch(cctx, ns, hashes, o, func(p block.Progress) error {
 			if p.Index < 0 || p.Index >= len(hashes) {
 				return fmt.Errorf("prefetch: server told of block %d of %d", p.Index, len(hashes))
 			}

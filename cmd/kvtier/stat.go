@@ -155,7 +155,9 @@ type statDevice struct {
 type statPrefetch struct {
 	Queued    int64 `json:"queued"`
 	Done      int64 `json:"done"`
-	Dropped   int64 `json:"dropped"`
+	Dropped   int64 `json:"dropped"`   // the queue had no room
+	Displaced int64 `json:"displaced"` // by those of a higher priority
+	Stale     int64 `json:"stale"`     // not begun when they were of no use any more
 	Cancelled int64 `json:"cancelled"`
 	Useful    int64 `json:"useful"` // of those done, read in DRAM then
 	Wasted    int64 `json:"wasted"` // of those done, that left DRAM without
@@ -253,8 +255,8 @@ func (o *statOutput) print(w io.Writer) error {
 		{"catalog", o.Catalog.line()},
 		{"scrub", o.Scrub.line()},
 		{"held now", counted(o.Leases, "lease") + ", " + counted(o.Reservations, "reservation") + ", " + counted(o.Watchers, "watcher")},
-		{"prefetch", fmt.Sprintf("%d queued, %d done, %d dropped, %d cancelled, %d useful, %d wasted",
-			o.Prefetch.Queued, o.Prefetch.Done, o.Prefetch.Dropped, o.Prefetch.Cancelled, o.Prefetch.Useful, o.Prefetch.Wasted)},
+		{"prefetch", fmt.Sprintf("%d queued, %d done, %d dropped, %d displaced, %d stale, %d cancelled, %d useful, %d wasted",
+			o.Prefetch.Queued, o.Prefetch.Done, o.Prefetch.Dropped, o.Prefetch.Displaced, o.Prefetch.Stale, o.Prefetch.Cancelled, o.Prefetch.Useful, o.Prefetch.Wasted)},
 		{"misses", fmt.Sprintf("%d%s", total(o.Misses), countsIn(o.Misses))},
 		{"removed", fmt.Sprintf("%d%s", total(o.Removed), countsIn(o.Removed))},
 		{"conflicts", fmt.Sprint(o.Conflicts)},

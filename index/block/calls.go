@@ -212,14 +212,6 @@ type CatalogStats struct {
 	Errors int64 // times that it left Healthy
 }
 
-// Progress tells how far a prefetch is: one for each key, in the order of the
-// request, root first.
-type Progress struct {
-	Index  int
-	Reason MissReason // Hit: resident in the wanted tier now
-	Tier   TierID
-}
-
 // NamespaceInfo is a namespace with what the store holds of it.
 type NamespaceInfo struct {
 	Namespace
@@ -374,14 +366,6 @@ type NamespaceStats struct {
 	// reason: that of a MissReason, or instead of "absent" why it is not there:
 	// "never_stored", or that of a Reason. What left long ago counts as never stored.
 	Misses map[string]int64
-}
-
-// PrefetchStats counts prefetch work.
-type PrefetchStats struct {
-	Queued, Done, Dropped, Cancelled int64
-	// Of the blocks that were brought up, those that were read in G2 then, and those that
-	// left it without.
-	Useful, Wasted int64
 }
 
 // Wanted names a block, or a range of its bytes, to get.

@@ -375,9 +375,13 @@ func (s *Store) payload(ctx context.Context, ns block.NamespaceID, hashLen int, 
 }
 
 // Prefetch implements api.Store.
-func (s *Store) Prefetch(ctx context.Context, ns block.NamespaceID, hashLen int, hashes []byte, id string, progress func(block.Progress) error) error {
+func (s *Store) Prefetch(ctx context.Context, ns block.NamespaceID, hashLen int, hashes []byte, o block.PrefetchOptions, progress func(block.Progress) error) error {
+	if err := o.Check(); err != nil {
+		return err
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	id := o.ID
 	s.mu.Lock()
 	n, keys, err := s.keys(ns, hashLen, hashes)
 	if err == nil && id != "" {
