@@ -65,7 +65,8 @@ func (c *Client) MatchPacked(ctx context.Context, ns block.Namespace, hashes []b
 		return nil
 	}
 	// A lease belongs to the gRPC connection, by which it is renewed.
-	if o.Lease <= 0 && (o.Plan == nil || len(hashes) <= MaxKeys*n) {
+	// Sessions have no conversations.
+	if o.Lease <= 0 && o.Conversation == "" && (o.Plan == nil || len(hashes) <= MaxKeys*n) {
 		if s := c.session(ctx); s != nil {
 			return s.Match(ctx, c.handleOf(ns), hashes, o, res)
 		}
@@ -80,11 +81,12 @@ func (c *Client) MatchPacked(ctx context.Context, ns block.Namespace, hashes []b
 		hashes = hashes[len(part):]
 		r, err := c.rpc.Match(ctx, &pb.MatchRequest{
 			Namespace: uint32(ns.ID), NamespaceTag: c.tag(ns), HashLen: uint32(n), Hashes: part,
-			All: o.All, LeaseMs: millis(o.Lease), Class: uint32(o.Class), Quiet: o.Quiet, Plan: planToPB(o.Plan),
+			All: o.All, LeaseMs: millis(o.Lease), Class: uint32(o.Class), Quiet: o.Quiet, Plan: planToPB(o.Plan), Conversation: o.Conversation,
 		})
 		if err != nil {
 			return c.fail("match", err)
 		}
+		o.Conversation = "" // it is one request of it
 		matchFromPB(r, into)
 		if into != res {
 			res.Blocks = append(res.Blocks, into.Blocks...)

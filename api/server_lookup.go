@@ -19,12 +19,15 @@ func (s *service) Match(ctx context.Context, req *pb.MatchRequest) (*pb.MatchRes
 	if _, err := checkHashes(req.GetHashLen(), req.GetHashes(), MaxMatchKeys); err != nil {
 		return nil, err
 	}
-	o := block.MatchOptions{All: req.GetAll(), Quiet: req.GetQuiet(), Plan: planFromPB(req.GetPlan())}
+	o := block.MatchOptions{All: req.GetAll(), Quiet: req.GetQuiet(), Plan: planFromPB(req.GetPlan()), Conversation: req.GetConversation()}
 	if o.Class, err = classField(req.GetClass()); err != nil {
 		return nil, err
 	}
 	if o.Lease, err = durationField("lease_ms", req.GetLeaseMs()); err != nil {
 		return nil, err
+	}
+	if n := len(req.GetConversation()); n > maxRequestID {
+		return nil, invalid("conversation: %d bytes, at most %d", n, maxRequestID)
 	}
 	if o.Lease > 0 {
 		sess, err := enter(ctx)

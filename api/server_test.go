@@ -131,6 +131,7 @@ func TestRequestLimits(t *testing.T) {
 		{match(&pb.MatchRequest{Namespace: id, HashLen: 8, Hashes: make([]byte, 8*(api.MaxMatchKeys+1))}), "hashes: 65537 keys, at most 65536"},
 		{match(&pb.MatchRequest{Namespace: id, HashLen: 8, Hashes: key(1), Class: 256}), "class: 256, want 0 to 255"},
 		{match(&pb.MatchRequest{Namespace: id, HashLen: 8, Hashes: key(1), LeaseMs: -1}), "lease_ms: -1 milliseconds"},
+		{match(&pb.MatchRequest{Namespace: id, HashLen: 8, Hashes: key(1), Conversation: strings.Repeat("x", 256)}), "conversation: 256 bytes, at most 255"},
 		{get(&pb.GetRequest{HashLen: 8, Hashes: make([]byte, 8*(api.MaxKeys+1))}), "hashes: 4097 keys, at most 4096"},
 		{get(&pb.GetRequest{HashLen: 8, Hashes: make([]byte, 16), Offsets: []int64{1}, Lengths: []int64{1}}), "1 and 1 of them for 2 keys"},
 		{get(&pb.GetRequest{HashLen: 8, Hashes: make([]byte, 8), Offsets: []int64{-1}, Lengths: []int64{1}}), "offsets[0]: -1"},

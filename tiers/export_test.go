@@ -139,6 +139,9 @@ const StagingSlots = stagingSlots
 
 func StagingFree(s *Store) int { return len(s.staging.slots) }
 
+// MaxLease is the longest lease.
+const MaxLease = maxLease
+
 // Used reports whether a block is known to be used since it came into G2.
 func Used(s *Store, k block.Key) bool { return EntryOf(s, k).Flags&flagUsed != 0 }
 

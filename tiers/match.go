@@ -17,12 +17,13 @@ func (s *Store) Match(ctx context.Context, nsID block.NamespaceID, hashLen int, 
 	if o.Lease < 0 || o.Lease > maxLease {
 		return fmt.Errorf("match: %w: lease %v, at most %v", block.ErrInvalid, o.Lease, maxLease)
 	}
+	if o.Lease > 0 && o.Plan != nil {
+		return fmt.Errorf("match: %w: a lease and a plan exclude each other: lease what the plan says", block.ErrInvalid)
+	}
 	*res = block.MatchResult{Blocks: res.Blocks[:0]}
 	now, broken := nowUnix(), false
+	o.Lease = s.conversing(nsID, &o)
 	if o.Lease > 0 {
-		if o.Plan != nil {
-			return fmt.Errorf("match: %w: a lease and a plan exclude each other: lease what the plan says", block.ErrInvalid)
-		}
 		return s.matchLeased(ctx, nsID, hashLen, hashes, n, o, res)
 	}
 	s.table.LookupAll(nsID, hashLen, hashes, func(i int, _ block.Handle, e *index.Entry) bool {

@@ -67,6 +67,7 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	s.events = newEventHub(0)
 	s.leases = NewLeases(o.MaxLeases, maxLeasedBlocks)
 	s.prefetches = newPrefetchQueue(maxPrefetchBlocks, o.PrefetchBytes)
+	s.conversations.init()
 	s.reservations.init(o)
 	s.moves.init()
 	s.pins.init()

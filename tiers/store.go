@@ -44,17 +44,18 @@ type Store struct {
 	registered []xfer.DescList
 	chunks     *chunks // of a partitioned G2; else nil
 
-	names        namespaces
-	reservations reservations
-	grants       grants
-	leases       *Leases
-	moves        moves
-	events       *eventHub
-	pins         pins
-	prefetches   *prefetchQueue
-	toG3, toG4   *admission // nil where there is no such tier
-	scrubs       scrubber
-	lineage      sync.Mutex // held while a block that has children gets a parent
+	names         namespaces
+	reservations  reservations
+	grants        grants
+	leases        *Leases
+	conversations conversations
+	moves         moves
+	events        *eventHub
+	pins          pins
+	prefetches    *prefetchQueue
+	toG3, toG4    *admission // nil where there is no such tier
+	scrubs        scrubber
+	lineage       sync.Mutex // held while a block that has children gets a parent
 
 	start     time.Time
 	gen       atomic.Uint64

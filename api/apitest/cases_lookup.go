@@ -222,6 +222,23 @@ func testLeases(e *env) {
 	}
 }
 
+// A conversation's lease is not longer than it asks for, and outlives its pauses.
+func testConversations(e *env) {
+	ns := e.open("ns")
+	e.put(ns, 0, 1000, api.PutOptions{}, block.Stored)
+	for i := range 10 {
+		o := block.MatchOptions{Lease: time.Hour, Conversation: fmt.Sprint("run ", i%2), Class: 3}
+		l := e.match(ns, o, hash(0, hashLen)).Lease
+		if l.ID == 0 || l.Count != 1 || l.Left <= 0 || l.Left > time.Hour {
+			e.Fatalf("request %d: lease %+v", i, l)
+		}
+		e.ok(e.s.ReleaseLease(l.ID))
+	}
+	if l := e.match(ns, block.MatchOptions{Conversation: "run 0"}, hash(0, hashLen)).Lease; l.ID != 0 {
+		e.Fatalf("a lease that was not asked for: %+v", l)
+	}
+}
+
 func testLeaseExpires(e *env) {
 	ns := e.open("ns")
 	e.put(ns, 0, 1000, api.PutOptions{}, block.Stored)

@@ -72,6 +72,7 @@ var cases = []struct {
 	{"NoSpace", testNoSpace},
 	{"SameKeyAtOnce", testSameKeyAtOnce},
 	{"Leases", testLeases},
+	{"Conversations", testConversations},
 	{"LeaseExpires", testLeaseExpires},
 	{"SessionEnds", testSessionEnds},
 	{"TimeToLive", testTimeToLive},

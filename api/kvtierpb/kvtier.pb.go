@@ -1254,16 +1254,21 @@ func (x *ListNamespacesResponse) GetNamespaces() []*NamespaceInfo {
 
 // MatchRequest asks for the keys of a request, root first.
 type MatchRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Namespace     uint32                 `protobuf:"varint,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	NamespaceTag  uint64                 `protobuf:"fixed64,2,opt,name=namespace_tag,json=namespaceTag,proto3" json:"namespace_tag,omitempty"`
-	HashLen       uint32                 `protobuf:"varint,3,opt,name=hash_len,json=hashLen,proto3" json:"hash_len,omitempty"` // 8, 16, 20 or 32
-	Hashes        []byte                 `protobuf:"bytes,4,opt,name=hashes,proto3" json:"hashes,omitempty"`                   // 1 to 65536 of them
-	All           bool                   `protobuf:"varint,5,opt,name=all,proto3" json:"all,omitempty"`                        // look up every key; otherwise stop at the first that is not resident
-	LeaseMs       int64                  `protobuf:"varint,6,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"` // more than 0: lease the resident keys that are answered, for so long
-	Class         uint32                 `protobuf:"varint,7,opt,name=class,proto3" json:"class,omitempty"`                    // hint to the policy, 0 to 255
-	Quiet         bool                   `protobuf:"varint,8,opt,name=quiet,proto3" json:"quiet,omitempty"`                    // do not tell the policy: a tool looks, no engine
-	Plan          *PlanRequest           `protobuf:"bytes,9,opt,name=plan,proto3" json:"plan,omitempty"`                       // present: say what of the prefix is worth loading; not with a lease
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Namespace    uint32                 `protobuf:"varint,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	NamespaceTag uint64                 `protobuf:"fixed64,2,opt,name=namespace_tag,json=namespaceTag,proto3" json:"namespace_tag,omitempty"`
+	HashLen      uint32                 `protobuf:"varint,3,opt,name=hash_len,json=hashLen,proto3" json:"hash_len,omitempty"` // 8, 16, 20 or 32
+	Hashes       []byte                 `protobuf:"bytes,4,opt,name=hashes,proto3" json:"hashes,omitempty"`                   // 1 to 65536 of them
+	All          bool                   `protobuf:"varint,5,opt,name=all,proto3" json:"all,omitempty"`                        // look up every key; otherwise stop at the first that is not resident
+	LeaseMs      int64                  `protobuf:"varint,6,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"` // more than 0: lease the resident keys that are answered, for so long
+	Class        uint32                 `protobuf:"varint,7,opt,name=class,proto3" json:"class,omitempty"`                    // hint to the policy, 0 to 255
+	Quiet        bool                   `protobuf:"varint,8,opt,name=quiet,proto3" json:"quiet,omitempty"`                    // do not tell the policy: a tool looks, no engine
+	Plan         *PlanRequest           `protobuf:"bytes,9,opt,name=plan,proto3" json:"plan,omitempty"`                       // present: say what of the prefix is worth loading; not with a lease
+	// The client's name for what the request belongs to and goes on with, a chat or the run of
+	// an agent; may be empty; at most 255 bytes. lease_ms is the longest then: the lease lasts
+	// until the next request has come in nine cases of ten, as far as the pauses of the
+	// conversation, or of others of its class in the namespace, are known.
+	Conversation  string `protobuf:"bytes,10,opt,name=conversation,proto3" json:"conversation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1359,6 +1364,13 @@ func (x *MatchRequest) GetPlan() *PlanRequest {
 		return x.Plan
 	}
 	return nil
+}
+
+func (x *MatchRequest) GetConversation() string {
+	if x != nil {
+		return x.Conversation
+	}
+	return ""
 }
 
 // Prefill is what it costs an engine to compute the tokens of a prompt: the one at
@@ -7152,7 +7164,7 @@ const file_kvtier_proto_rawDesc = "" +
 	"\x16ListNamespacesResponse\x128\n" +
 	"\n" +
 	"namespaces\x18\x01 \x03(\v2\x18.kvtier.v1.NamespaceInfoR\n" +
-	"namespaces\"\x89\x02\n" +
+	"namespaces\"\xad\x02\n" +
 	"\fMatchRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\rR\tnamespace\x12#\n" +
 	"\rnamespace_tag\x18\x02 \x01(\x06R\fnamespaceTag\x12\x19\n" +
@@ -7162,7 +7174,9 @@ const file_kvtier_proto_rawDesc = "" +
 	"\blease_ms\x18\x06 \x01(\x03R\aleaseMs\x12\x14\n" +
 	"\x05class\x18\a \x01(\rR\x05class\x12\x14\n" +
 	"\x05quiet\x18\b \x01(\bR\x05quiet\x12*\n" +
-	"\x04plan\x18\t \x01(\v2\x16.kvtier.v1.PlanRequestR\x04plan\"E\n" +
+	"\x04plan\x18\t \x01(\v2\x16.kvtier.v1.PlanRequestR\x04plan\x12\"\n" +
+	"\fconversation\x18\n" +
+	" \x01(\tR\fconversation\"E\n" +
 	"\aPrefill\x12\x19\n" +
 	"\btoken_ns\x18\x01 \x01(\x03R\atokenNs\x12\x1f\n" +
 	"\vposition_ns\x18\x02 \x01(\x01R\n" +

@@ -47,6 +47,10 @@ func TestMatch(t *testing.T) {
 	}
 	kvtier(t, addr, "", append(match, hashA, "0011223344556677")...).want(t, 2, "", "length 8 bytes")
 	kvtier(t, addr, "", append(match, "--lease", "-1s", hashA)...).want(t, 2, "", "--lease -1s")
+	if r := kvtier(t, addr, "", append(match, "--lease", "10s", "--conversation", "run 1", hashA)...); r.code != 0 || !strings.Contains(r.stdout, ": 1 block for 10s\n") {
+		t.Errorf("match --conversation: %+v", r)
+	}
+	kvtier(t, addr, "", append(match, "--conversation", "run 1", hashA)...).want(t, 2, "", "--conversation is for --lease")
 	kvtier(t, addr, "", match...).want(t, 2, "", "1 arg")
 }
 

@@ -16,11 +16,12 @@ import (
 // matchFlags are the flags of match.
 type matchFlags struct {
 	clientFlags
-	namespace string
-	all       bool
-	lease     time.Duration
-	plan      bool
-	planned   block.PlanOptions
+	namespace    string
+	all          bool
+	lease        time.Duration
+	conversation string
+	plan         bool
+	planned      block.PlanOptions
 }
 
 // matchOutput is what match prints as JSON.
@@ -83,7 +84,8 @@ print how many from the first on are resident without a gap. It stops at the
 first block that is not resident unless told to look up all.
 
 A lease ends with the connection, so the one that this command takes ends with
-it; it shows whether the blocks could be held.
+it; it shows whether the blocks could be held. With --conversation it shows for how
+long those of that conversation would be, with --lease as the longest.
 
 With --plan it says which of the blocks are worth loading: from how fast the tiers
 have been lately, and what prefill costs, which --prefill says or the daemon's.`,
@@ -93,6 +95,7 @@ have been lately, and what prefill costs, which --prefill says or the daemon's.`
 	namespaceFlag(c, &f.namespace)
 	c.Flags().BoolVar(&f.all, "all", false, "look up every block")
 	c.Flags().DurationVar(&f.lease, "lease", 0, "lease the resident blocks for so long")
+	c.Flags().StringVar(&f.conversation, "conversation", "", "with --lease, `id` of the conversation: lease no longer than it pauses")
 	c.Flags().BoolVar(&f.plan, "plan", false, "say which blocks of the prefix are worth loading")
 	c.Flags().Var(&prefillValue{&f.planned.Prefill}, "prefill", "with --plan, what a token costs at the beginning of a prompt, such as 33us, and how many ns more for each token before it")
 	c.Flags().BoolVar(&f.planned.Overlap, "overlap", false, "with --plan, the engine computes the head of a prompt while the tail is loaded")
@@ -112,10 +115,12 @@ func (f *matchFlags) run(ctx context.Context, args []string, stdout io.Writer) e
 	if f.lease < 0 {
 		return usageErrorf("--lease %v: want 0 or more", f.lease)
 	}
-	o := block.MatchOptions{All: f.all, Lease: f.lease, Quiet: true}
+	o := block.MatchOptions{All: f.all, Lease: f.lease, Conversation: f.conversation, Quiet: true}
 	switch {
 	case !f.plan && f.planned != (block.PlanOptions{}):
 		return usageErrorf("--prefill, --overlap and --load-within are for --plan")
+	case f.conversation != "" && f.lease == 0:
+		return usageErrorf("--conversation is for --lease")
 	case f.plan && f.lease > 0:
 		return usageErrorf("--plan and --lease exclude each other")
 	case f.planned.Deadline < 0:

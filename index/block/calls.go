@@ -27,9 +27,14 @@ type MatchOptions struct {
 	All     bool          // look up every key; otherwise stop at the first that is not resident
 	Lease   time.Duration // more than zero: lease the resident keys that are answered
 	Session uint64        // owner of the lease
-	Class   uint8         // the client's hint to the policy
-	Quiet   bool          // do not tell the policy: a tool looks, no engine
-	Plan    *PlanOptions  // not nil: say what of the prefix is worth loading
+	// Conversation is the client's name for what the request belongs to and goes on with: a
+	// chat, or the run of an agent. Its lease lasts until its next request nearly always has
+	// come, as far as that is known, from its own pauses or those of others of its class in
+	// the namespace; Lease is the longest then. "": none.
+	Conversation string
+	Class        uint8        // the client's hint to the policy
+	Quiet        bool         // do not tell the policy: a tool looks, no engine
+	Plan         *PlanOptions // not nil: say what of the prefix is worth loading
 }
 
 // MatchResult answers a match.
