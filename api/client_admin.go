@@ -148,6 +148,24 @@ func (c *Client) SetPolicy(ctx context.Context, tier block.TierID, name string) 
 	return nil
 }
 
+// ReportPrefill tells what computing parts of prompts of a namespace took an engine, as
+// often as it likes, MaxKeys reports at most. From the last ones the store learns what
+// prefill costs there, for plans without a cost: see Stats. ErrInvalid, and then none of
+// them counts.
+func (c *Client) ReportPrefill(ctx context.Context, ns block.Namespace, reports []block.PrefillReport) error {
+	req := &pb.ReportPrefillRequest{Namespace: uint32(ns.ID), NamespaceTag: c.tag(ns)}
+	for _, r := range reports {
+		if err := r.Check(); err != nil {
+			return err // the message has no room for all numbers
+		}
+		req.Reports = append(req.Reports, &pb.PrefillReport{Position: uint32(r.Position), Tokens: uint32(r.Tokens), TookNs: int64(r.Took)})
+	}
+	if _, err := c.rpc.ReportPrefill(ctx, req); err != nil {
+		return c.fail("report prefill of namespace "+ns.Desc.Name, err)
+	}
+	return nil
+}
+
 // SetWriteBudget changes what may be written to a tier for blocks that leave the tier above,
 // of namespaces or all; without a bound it takes it away. What was set lasts until it is
 // set again or the store is opened anew. ErrInvalid; ErrUnavailable when there is no such

@@ -161,7 +161,7 @@ func planToPB(o *block.PlanOptions) *pb.PlanRequest {
 		return nil
 	}
 	return &pb.PlanRequest{
-		Prefill: &pb.Prefill{TokenNs: int64(o.Prefill.Token), PositionNs: o.Prefill.Position}, Overlap: o.Overlap, DeadlineNs: int64(o.Deadline),
+		Prefill: prefillToPB(o.Prefill), Overlap: o.Overlap, DeadlineNs: int64(o.Deadline),
 	}
 }
 
@@ -170,9 +170,31 @@ func planFromPB(p *pb.PlanRequest) *block.PlanOptions {
 		return nil
 	}
 	return &block.PlanOptions{
-		Prefill: block.Prefill{Token: time.Duration(p.GetPrefill().GetTokenNs()), Position: p.GetPrefill().GetPositionNs()},
+		Prefill: prefillFromPB(p.GetPrefill()),
 		Overlap: p.GetOverlap(), Deadline: time.Duration(p.GetDeadlineNs()),
 	}
+}
+
+func prefillToPB(p block.Prefill) *pb.Prefill {
+	return &pb.Prefill{TokenNs: int64(p.Token), PositionNs: p.Position}
+}
+
+func prefillFromPB(p *pb.Prefill) block.Prefill {
+	return block.Prefill{Token: time.Duration(p.GetTokenNs()), Position: p.GetPositionNs()}
+}
+
+func prefillCostToPB(c *block.PrefillCost) *pb.PrefillCost {
+	if c == nil {
+		return nil
+	}
+	return &pb.PrefillCost{Prefill: prefillToPB(c.Prefill), Learned: c.Learned, Reports: c.Reports}
+}
+
+func prefillCostFromPB(c *pb.PrefillCost) *block.PrefillCost {
+	if c == nil {
+		return nil
+	}
+	return &block.PrefillCost{Prefill: prefillFromPB(c.GetPrefill()), Learned: c.GetLearned(), Reports: c.GetReports()}
 }
 
 func listEntryToPB(e block.ListEntry, hashLen int) *pb.ListEntry {
@@ -265,7 +287,7 @@ func statsToPB(s block.Stats) *pb.StatsResponse {
 		},
 	}
 	for _, n := range s.ByNamespace {
-		out.ByNamespace = append(out.ByNamespace, &pb.NamespaceStats{Name: n.Name, Asked: n.Asked, Matched: n.Matched, Misses: n.Misses})
+		out.ByNamespace = append(out.ByNamespace, &pb.NamespaceStats{Name: n.Name, Asked: n.Asked, Matched: n.Matched, Misses: n.Misses, Prefill: prefillCostToPB(n.Prefill)})
 	}
 	for _, w := range s.ObjectSweeps {
 		out.ObjectSweeps = append(out.ObjectSweeps, sweepToPB(w))
@@ -319,7 +341,7 @@ func statsFromPB(s *pb.StatsResponse) block.Stats {
 		},
 	}
 	for _, n := range s.GetByNamespace() {
-		out.ByNamespace = append(out.ByNamespace, block.NamespaceStats{Name: n.GetName(), Asked: n.GetAsked(), Matched: n.GetMatched(), Misses: n.GetMisses()})
+		out.ByNamespace = append(out.ByNamespace, block.NamespaceStats{Name: n.GetName(), Asked: n.GetAsked(), Matched: n.GetMatched(), Misses: n.GetMisses(), Prefill: prefillCostFromPB(n.GetPrefill())})
 	}
 	for _, w := range s.GetObjectSweeps() {
 		out.ObjectSweeps = append(out.ObjectSweeps, sweepFromPB(w))

@@ -144,6 +144,9 @@ var accessCalls = []struct {
 		}
 		return not(codes.FailedPrecondition, second(s.Recv()))
 	}},
+	{"ReportPrefill", "w", func(ctx context.Context, c pb.KvtierClient, ns uint32) error {
+		return not(codes.FailedPrecondition, second(c.ReportPrefill(ctx, &pb.ReportPrefillRequest{Namespace: ns, Reports: []*pb.PrefillReport{{Tokens: 1, TookNs: 1}}})))
+	}},
 	{"SetWriteBudget", "RW", func(ctx context.Context, c pb.KvtierClient, _ uint32) error {
 		return not(codes.InvalidArgument, second(c.SetWriteBudget(ctx, &pb.SetWriteBudgetRequest{})))
 	}},

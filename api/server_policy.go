@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"time"
 
 	"github.com/kvtier/kvtier/api/access"
 	pb "github.com/kvtier/kvtier/api/kvtierpb"
@@ -40,4 +41,23 @@ func (s *service) SetWriteBudget(ctx context.Context, req *pb.SetWriteBudgetRequ
 		return nil, err
 	}
 	return &pb.SetWriteBudgetResponse{}, nil
+}
+
+// ReportPrefill hands on what an engine has measured.
+func (s *service) ReportPrefill(ctx context.Context, req *pb.ReportPrefillRequest) (*pb.ReportPrefillResponse, error) {
+	ns, err := s.namespace(ctx, req.GetNamespace(), req.GetNamespaceTag(), access.Write)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkCount("reports", len(req.GetReports())); err != nil {
+		return nil, err
+	}
+	reports := make([]block.PrefillReport, len(req.GetReports()))
+	for i, r := range req.GetReports() {
+		reports[i] = block.PrefillReport{Position: int64(r.GetPosition()), Tokens: int64(r.GetTokens()), Took: time.Duration(r.GetTookNs())}
+	}
+	if err := s.store.ReportPrefill(ns, reports); err != nil {
+		return nil, err
+	}
+	return &pb.ReportPrefillResponse{}, nil
 }

@@ -114,6 +114,12 @@ type Store interface {
 	// there are; ErrUnavailable when there is no such tier.
 	SetPolicy(ctx context.Context, tier block.TierID, name string) error
 
+	// ReportPrefill tells what computing parts of prompts of a namespace took an engine. From
+	// the last reports the store learns what prefill costs there, for plans without a cost,
+	// and where none is configured. ErrNotFound; ErrInvalid, and then none of them counts;
+	// ErrUnavailable when this store makes no plans.
+	ReportPrefill(ns block.NamespaceID, reports []block.PrefillReport) error
+
 	// ListObjects lists objects that the catalog knows in the buckets of G4, in an order
 	// that stays, from where cursor says ("" for the start), limit at most. next is "" at
 	// the end. ErrUnavailable without G4, as with the three calls below; ErrInvalid for a

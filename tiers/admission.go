@@ -253,11 +253,10 @@ func (s *Store) siftFar(t *tier, hs []block.Handle) (left []block.Handle, freed 
 // block is.
 func (s *Store) worthless(e *index.Entry) bool {
 	ns, err := s.names.byID(e.NS)
-	if err != nil || s.opts.Prefill == nil {
+	if err != nil {
 		return false
 	}
-	d := &ns.state.Load().Desc
-	cost, tokens := s.opts.Prefill(d.Name), int64(d.TokensPerBlock)
+	cost, tokens := s.prefillCost(ns).Prefill, int64(ns.state.Load().Desc.TokensPerBlock)
 	if cost == (block.Prefill{}) || tokens == 0 {
 		return false
 	}

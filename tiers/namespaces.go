@@ -73,6 +73,7 @@ type namespace struct {
 	state         atomic.Pointer[block.Namespace]
 	blocks, bytes atomic.Int64
 	lookups       lookups
+	prefill       learnedPrefill
 }
 
 func (n *namespace) get() block.Namespace { return *n.state.Load() }

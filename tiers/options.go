@@ -96,7 +96,7 @@ type Options struct {
 	WriteBudgets []block.WriteBudget
 
 	// Prefill, if not nil, says what prefill costs the engines of a namespace, by its name;
-	// the zero value: that is not known.
+	// the zero value: that is not known, but for what they report.
 	Prefill func(namespace string) block.Prefill
 
 	// OnRequest, if not nil, is told of what the policies are told of: a request's keys

@@ -18,8 +18,8 @@ func (s *Store) plan(ns *namespace, prefix []block.Found, o block.PlanOptions) (
 	if o.Deadline < 0 {
 		return block.Plan{}, fmt.Errorf("plan: %w: deadline %v", block.ErrInvalid, o.Deadline)
 	}
-	if o.Prefill == (block.Prefill{}) && s.opts.Prefill != nil {
-		o.Prefill = s.opts.Prefill(desc.Name)
+	if o.Prefill == (block.Prefill{}) {
+		o.Prefill = s.prefillCost(ns).Prefill
 	}
 	if o.Prefill == (block.Prefill{}) {
 		return block.Plan{}, fmt.Errorf("plan: %w: prefill cost: none given, and none known of namespace %q", block.ErrInvalid, desc.Name)

@@ -38,7 +38,11 @@ func (s *Store) Stats() block.Stats {
 	}
 	for _, n := range s.names.all() {
 		st.Blocks += n.blocks.Load()
-		st.ByNamespace = append(st.ByNamespace, n.lookups.stats(n.get().Desc.Name))
+		of := n.lookups.stats(n.get().Desc.Name)
+		if c := s.prefillCost(n); c != (block.PrefillCost{}) {
+			of.Prefill = &c
+		}
+		st.ByNamespace = append(st.ByNamespace, of)
 	}
 	for _, t := range s.tiers() {
 		st.Tiers = append(st.Tiers, t.stats(s))

@@ -68,3 +68,64 @@ func testPlans(e *env) {
 	flat := e.open("flat")
 	e.is(e.s.Match(e.ctx, flat.ID, hashLen, pack(hashLen, hs...), block.MatchOptions{Plan: &block.PlanOptions{Prefill: block.Prefill{Token: time.Second}}}, &m), block.ErrInvalid)
 }
+
+// What engines report of prefill is what plans without a cost go by, in that namespace,
+// when there is enough of it.
+func testReportPrefill(e *env) {
+	ns, err := e.s.OpenNamespace(e.ctx, block.Descriptor{Name: "ns", Model: "m", MaxBlockBytes: 1 << 20, TokensPerBlock: 256}, 0)
+	e.ok(err)
+	e.put(ns, 0, 1000, api.PutOptions{}, block.Stored)
+	slow := block.PrefillReport{Position: 1024, Tokens: 512, Took: 512 * time.Second}
+	e.is(e.s.ReportPrefill(99, []block.PrefillReport{slow}), block.ErrNotFound)
+	for _, bad := range []block.PrefillReport{
+		{Tokens: 0, Took: 1},
+		{Tokens: -1, Took: 1},
+		{Tokens: block.MaxPrefillTokens + 1, Took: 1},
+		{Position: -1, Tokens: 1, Took: 1},
+		{Position: block.MaxPrefillTokens + 1, Tokens: 1, Took: 1},
+		{Tokens: 1, Took: 0},
+		{Tokens: 1, Took: -1},
+	} {
+		e.is(e.s.ReportPrefill(ns.ID, []block.PrefillReport{slow, bad}), block.ErrInvalid)
+	}
+	known := func() block.PrefillCost {
+		for _, n := range e.s.Stats().ByNamespace {
+			if n.Name == "ns" && n.Prefill != nil {
+				return *n.Prefill
+			}
+		}
+		return block.PrefillCost{}
+	}
+	if c := known(); c != (block.PrefillCost{}) {
+		e.Fatalf("without a report: %+v", c)
+	}
+	plan := func() (*block.Plan, error) {
+		var m block.MatchResult
+		o := block.MatchOptions{Plan: &block.PlanOptions{}}
+		err := e.s.Match(e.ctx, ns.ID, hashLen, pack(hashLen, hash(0, hashLen)), o, &m)
+		return m.Plan, err
+	}
+	err = e.s.ReportPrefill(ns.ID, []block.PrefillReport{slow})
+	if errors.Is(err, block.ErrUnavailable) {
+		return // this store makes no plans
+	}
+	e.ok(err)
+	if c := known(); c != (block.PrefillCost{Learned: true, Reports: 1}) {
+		e.Fatalf("after one report: %+v", c)
+	}
+	_, err = plan()
+	e.is(err, block.ErrInvalid)
+	var many []block.PrefillReport
+	for range 99 {
+		many = append(many, slow)
+	}
+	e.ok(e.s.ReportPrefill(ns.ID, many))
+	if c := known(); c != (block.PrefillCost{Prefill: block.Prefill{Token: time.Second}, Learned: true, Reports: 100}) {
+		e.Fatalf("after 100 reports: %+v", c)
+	}
+	p, err := plan()
+	e.ok(err)
+	if p == nil || p.From != 0 || p.To != 1 || p.Recompute != 256*time.Second {
+		e.Fatalf("plan %+v, want one that loads", p)
+	}
+}

@@ -262,6 +262,10 @@ func (r *remote) SetPolicy(ctx context.Context, tier block.TierID, name string) 
 	return r.c.SetPolicy(ctx, tier, name)
 }
 
+func (r *remote) ReportPrefill(ns block.NamespaceID, reports []block.PrefillReport) error {
+	return r.c.ReportPrefill(context.Background(), handle(ns, 0), reports)
+}
+
 func (r *remote) SetWriteBudget(b block.WriteBudget) error {
 	return r.c.SetWriteBudget(context.Background(), b)
 }

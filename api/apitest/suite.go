@@ -61,6 +61,7 @@ var cases = []struct {
 	{"LengthsDiffer", testLengthsDiffer},
 	{"Pending", testPending},
 	{"Plans", testPlans},
+	{"ReportPrefill", testReportPrefill},
 	{"Exists", testExists},
 	{"Conflict", testConflict},
 	{"Durable", testDurable},
@@ -121,6 +122,7 @@ type subject interface {
 	Policies() []block.TierPolicy
 	SetPolicy(ctx context.Context, tier block.TierID, name string) error
 	SetWriteBudget(b block.WriteBudget) error
+	ReportPrefill(ns block.NamespaceID, reports []block.PrefillReport) error
 
 	putBlocks(ctx context.Context, ns block.NamespaceID, hashLen int, items []api.PutItem, o api.PutOptions) ([]api.PutResult, error)
 }

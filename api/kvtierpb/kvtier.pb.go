@@ -1427,10 +1427,230 @@ func (x *Prefill) GetPositionNs() float64 {
 	return 0
 }
 
+// PrefillReport tells of tokens of a prompt that an engine has computed in one go.
+type PrefillReport struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Position      uint32                 `protobuf:"varint,1,opt,name=position,proto3" json:"position,omitempty"`           // tokens of the prompt before them
+	Tokens        uint32                 `protobuf:"varint,2,opt,name=tokens,proto3" json:"tokens,omitempty"`               // at least 1
+	TookNs        int64                  `protobuf:"varint,3,opt,name=took_ns,json=tookNs,proto3" json:"took_ns,omitempty"` // more than 0
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PrefillReport) Reset() {
+	*x = PrefillReport{}
+	mi := &file_kvtier_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PrefillReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PrefillReport) ProtoMessage() {}
+
+func (x *PrefillReport) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PrefillReport.ProtoReflect.Descriptor instead.
+func (*PrefillReport) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *PrefillReport) GetPosition() uint32 {
+	if x != nil {
+		return x.Position
+	}
+	return 0
+}
+
+func (x *PrefillReport) GetTokens() uint32 {
+	if x != nil {
+		return x.Tokens
+	}
+	return 0
+}
+
+func (x *PrefillReport) GetTookNs() int64 {
+	if x != nil {
+		return x.TookNs
+	}
+	return 0
+}
+
+// ReportPrefillRequest has what an engine has measured.
+type ReportPrefillRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Namespace     uint32                 `protobuf:"varint,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	NamespaceTag  uint64                 `protobuf:"fixed64,2,opt,name=namespace_tag,json=namespaceTag,proto3" json:"namespace_tag,omitempty"`
+	Reports       []*PrefillReport       `protobuf:"bytes,3,rep,name=reports,proto3" json:"reports,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportPrefillRequest) Reset() {
+	*x = ReportPrefillRequest{}
+	mi := &file_kvtier_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportPrefillRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportPrefillRequest) ProtoMessage() {}
+
+func (x *ReportPrefillRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportPrefillRequest.ProtoReflect.Descriptor instead.
+func (*ReportPrefillRequest) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *ReportPrefillRequest) GetNamespace() uint32 {
+	if x != nil {
+		return x.Namespace
+	}
+	return 0
+}
+
+func (x *ReportPrefillRequest) GetNamespaceTag() uint64 {
+	if x != nil {
+		return x.NamespaceTag
+	}
+	return 0
+}
+
+func (x *ReportPrefillRequest) GetReports() []*PrefillReport {
+	if x != nil {
+		return x.Reports
+	}
+	return nil
+}
+
+// ReportPrefillResponse is empty.
+type ReportPrefillResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReportPrefillResponse) Reset() {
+	*x = ReportPrefillResponse{}
+	mi := &file_kvtier_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReportPrefillResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReportPrefillResponse) ProtoMessage() {}
+
+func (x *ReportPrefillResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReportPrefillResponse.ProtoReflect.Descriptor instead.
+func (*ReportPrefillResponse) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{15}
+}
+
+// PrefillCost is what is known of what prefill costs the engines of a namespace.
+type PrefillCost struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Prefill       *Prefill               `protobuf:"bytes,1,opt,name=prefill,proto3" json:"prefill,omitempty"`  // absent or zero: too few reports
+	Learned       bool                   `protobuf:"varint,2,opt,name=learned,proto3" json:"learned,omitempty"` // from reports; otherwise it is configured
+	Reports       int64                  `protobuf:"varint,3,opt,name=reports,proto3" json:"reports,omitempty"` // since the start
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PrefillCost) Reset() {
+	*x = PrefillCost{}
+	mi := &file_kvtier_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PrefillCost) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PrefillCost) ProtoMessage() {}
+
+func (x *PrefillCost) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PrefillCost.ProtoReflect.Descriptor instead.
+func (*PrefillCost) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *PrefillCost) GetPrefill() *Prefill {
+	if x != nil {
+		return x.Prefill
+	}
+	return nil
+}
+
+func (x *PrefillCost) GetLearned() bool {
+	if x != nil {
+		return x.Learned
+	}
+	return false
+}
+
+func (x *PrefillCost) GetReports() int64 {
+	if x != nil {
+		return x.Reports
+	}
+	return 0
+}
+
 // PlanRequest asks what of a prompt is worth loading, and what is faster computed.
 type PlanRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Prefill       *Prefill               `protobuf:"bytes,1,opt,name=prefill,proto3" json:"prefill,omitempty"`                          // absent or zero: what the server knows of the namespace
+	Prefill       *Prefill               `protobuf:"bytes,1,opt,name=prefill,proto3" json:"prefill,omitempty"`                          // absent or zero: what the server was told or has learned of the namespace
 	Overlap       bool                   `protobuf:"varint,2,opt,name=overlap,proto3" json:"overlap,omitempty"`                         // the engine can compute the head of a prompt while the tail is loaded
 	DeadlineNs    int64                  `protobuf:"varint,3,opt,name=deadline_ns,json=deadlineNs,proto3" json:"deadline_ns,omitempty"` // more than 0: what is loaded must be there by then
 	unknownFields protoimpl.UnknownFields
@@ -1439,7 +1659,7 @@ type PlanRequest struct {
 
 func (x *PlanRequest) Reset() {
 	*x = PlanRequest{}
-	mi := &file_kvtier_proto_msgTypes[13]
+	mi := &file_kvtier_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1451,7 +1671,7 @@ func (x *PlanRequest) String() string {
 func (*PlanRequest) ProtoMessage() {}
 
 func (x *PlanRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[13]
+	mi := &file_kvtier_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1464,7 +1684,7 @@ func (x *PlanRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanRequest.ProtoReflect.Descriptor instead.
 func (*PlanRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{13}
+	return file_kvtier_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *PlanRequest) GetPrefill() *Prefill {
@@ -1503,7 +1723,7 @@ type Plan struct {
 
 func (x *Plan) Reset() {
 	*x = Plan{}
-	mi := &file_kvtier_proto_msgTypes[14]
+	mi := &file_kvtier_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1515,7 +1735,7 @@ func (x *Plan) String() string {
 func (*Plan) ProtoMessage() {}
 
 func (x *Plan) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[14]
+	mi := &file_kvtier_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1528,7 +1748,7 @@ func (x *Plan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plan.ProtoReflect.Descriptor instead.
 func (*Plan) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{14}
+	return file_kvtier_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Plan) GetFrom() uint32 {
@@ -1593,7 +1813,7 @@ type MatchResponse struct {
 
 func (x *MatchResponse) Reset() {
 	*x = MatchResponse{}
-	mi := &file_kvtier_proto_msgTypes[15]
+	mi := &file_kvtier_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1605,7 +1825,7 @@ func (x *MatchResponse) String() string {
 func (*MatchResponse) ProtoMessage() {}
 
 func (x *MatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[15]
+	mi := &file_kvtier_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1618,7 +1838,7 @@ func (x *MatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MatchResponse.ProtoReflect.Descriptor instead.
 func (*MatchResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{15}
+	return file_kvtier_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *MatchResponse) GetPrefix() uint32 {
@@ -1675,7 +1895,7 @@ type Lease struct {
 
 func (x *Lease) Reset() {
 	*x = Lease{}
-	mi := &file_kvtier_proto_msgTypes[16]
+	mi := &file_kvtier_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1687,7 +1907,7 @@ func (x *Lease) String() string {
 func (*Lease) ProtoMessage() {}
 
 func (x *Lease) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[16]
+	mi := &file_kvtier_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1700,7 +1920,7 @@ func (x *Lease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lease.ProtoReflect.Descriptor instead.
 func (*Lease) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{16}
+	return file_kvtier_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Lease) GetId() uint64 {
@@ -1737,7 +1957,7 @@ type LocateRequest struct {
 
 func (x *LocateRequest) Reset() {
 	*x = LocateRequest{}
-	mi := &file_kvtier_proto_msgTypes[17]
+	mi := &file_kvtier_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1749,7 +1969,7 @@ func (x *LocateRequest) String() string {
 func (*LocateRequest) ProtoMessage() {}
 
 func (x *LocateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[17]
+	mi := &file_kvtier_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1762,7 +1982,7 @@ func (x *LocateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LocateRequest.ProtoReflect.Descriptor instead.
 func (*LocateRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{17}
+	return file_kvtier_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *LocateRequest) GetNamespace() uint32 {
@@ -1805,7 +2025,7 @@ type Located struct {
 
 func (x *Located) Reset() {
 	*x = Located{}
-	mi := &file_kvtier_proto_msgTypes[18]
+	mi := &file_kvtier_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1817,7 +2037,7 @@ func (x *Located) String() string {
 func (*Located) ProtoMessage() {}
 
 func (x *Located) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[18]
+	mi := &file_kvtier_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1830,7 +2050,7 @@ func (x *Located) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Located.ProtoReflect.Descriptor instead.
 func (*Located) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{18}
+	return file_kvtier_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Located) GetTier() Tier {
@@ -1864,7 +2084,7 @@ type Locations struct {
 
 func (x *Locations) Reset() {
 	*x = Locations{}
-	mi := &file_kvtier_proto_msgTypes[19]
+	mi := &file_kvtier_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1876,7 +2096,7 @@ func (x *Locations) String() string {
 func (*Locations) ProtoMessage() {}
 
 func (x *Locations) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[19]
+	mi := &file_kvtier_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1889,7 +2109,7 @@ func (x *Locations) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Locations.ProtoReflect.Descriptor instead.
 func (*Locations) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{19}
+	return file_kvtier_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Locations) GetPlaces() []*Located {
@@ -1909,7 +2129,7 @@ type LocateResponse struct {
 
 func (x *LocateResponse) Reset() {
 	*x = LocateResponse{}
-	mi := &file_kvtier_proto_msgTypes[20]
+	mi := &file_kvtier_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1921,7 +2141,7 @@ func (x *LocateResponse) String() string {
 func (*LocateResponse) ProtoMessage() {}
 
 func (x *LocateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[20]
+	mi := &file_kvtier_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1934,7 +2154,7 @@ func (x *LocateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LocateResponse.ProtoReflect.Descriptor instead.
 func (*LocateResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{20}
+	return file_kvtier_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *LocateResponse) GetKeys() []*Locations {
@@ -1960,7 +2180,7 @@ type PutRequest struct {
 
 func (x *PutRequest) Reset() {
 	*x = PutRequest{}
-	mi := &file_kvtier_proto_msgTypes[21]
+	mi := &file_kvtier_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1972,7 +2192,7 @@ func (x *PutRequest) String() string {
 func (*PutRequest) ProtoMessage() {}
 
 func (x *PutRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[21]
+	mi := &file_kvtier_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1985,7 +2205,7 @@ func (x *PutRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutRequest.ProtoReflect.Descriptor instead.
 func (*PutRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{21}
+	return file_kvtier_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *PutRequest) GetOpen() *PutOpen {
@@ -2029,7 +2249,7 @@ type PutOpen struct {
 
 func (x *PutOpen) Reset() {
 	*x = PutOpen{}
-	mi := &file_kvtier_proto_msgTypes[22]
+	mi := &file_kvtier_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2041,7 +2261,7 @@ func (x *PutOpen) String() string {
 func (*PutOpen) ProtoMessage() {}
 
 func (x *PutOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[22]
+	mi := &file_kvtier_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2054,7 +2274,7 @@ func (x *PutOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutOpen.ProtoReflect.Descriptor instead.
 func (*PutOpen) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{22}
+	return file_kvtier_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *PutOpen) GetNamespace() uint32 {
@@ -2101,7 +2321,7 @@ type PutBlock struct {
 
 func (x *PutBlock) Reset() {
 	*x = PutBlock{}
-	mi := &file_kvtier_proto_msgTypes[23]
+	mi := &file_kvtier_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2113,7 +2333,7 @@ func (x *PutBlock) String() string {
 func (*PutBlock) ProtoMessage() {}
 
 func (x *PutBlock) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[23]
+	mi := &file_kvtier_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2126,7 +2346,7 @@ func (x *PutBlock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutBlock.ProtoReflect.Descriptor instead.
 func (*PutBlock) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{23}
+	return file_kvtier_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *PutBlock) GetHash() []byte {
@@ -2175,7 +2395,7 @@ type PutResult struct {
 
 func (x *PutResult) Reset() {
 	*x = PutResult{}
-	mi := &file_kvtier_proto_msgTypes[24]
+	mi := &file_kvtier_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2187,7 +2407,7 @@ func (x *PutResult) String() string {
 func (*PutResult) ProtoMessage() {}
 
 func (x *PutResult) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[24]
+	mi := &file_kvtier_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2200,7 +2420,7 @@ func (x *PutResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutResult.ProtoReflect.Descriptor instead.
 func (*PutResult) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{24}
+	return file_kvtier_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *PutResult) GetStatus() PutStatus {
@@ -2228,7 +2448,7 @@ type PutResponse struct {
 
 func (x *PutResponse) Reset() {
 	*x = PutResponse{}
-	mi := &file_kvtier_proto_msgTypes[25]
+	mi := &file_kvtier_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2240,7 +2460,7 @@ func (x *PutResponse) String() string {
 func (*PutResponse) ProtoMessage() {}
 
 func (x *PutResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[25]
+	mi := &file_kvtier_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2253,7 +2473,7 @@ func (x *PutResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutResponse.ProtoReflect.Descriptor instead.
 func (*PutResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{25}
+	return file_kvtier_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *PutResponse) GetFirst() uint32 {
@@ -2291,7 +2511,7 @@ type GetRequest struct {
 
 func (x *GetRequest) Reset() {
 	*x = GetRequest{}
-	mi := &file_kvtier_proto_msgTypes[26]
+	mi := &file_kvtier_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2303,7 +2523,7 @@ func (x *GetRequest) String() string {
 func (*GetRequest) ProtoMessage() {}
 
 func (x *GetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[26]
+	mi := &file_kvtier_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2316,7 +2536,7 @@ func (x *GetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetRequest.ProtoReflect.Descriptor instead.
 func (*GetRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{26}
+	return file_kvtier_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *GetRequest) GetNamespace() uint32 {
@@ -2414,7 +2634,7 @@ type GetResponse struct {
 
 func (x *GetResponse) Reset() {
 	*x = GetResponse{}
-	mi := &file_kvtier_proto_msgTypes[27]
+	mi := &file_kvtier_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2426,7 +2646,7 @@ func (x *GetResponse) String() string {
 func (*GetResponse) ProtoMessage() {}
 
 func (x *GetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[27]
+	mi := &file_kvtier_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2439,7 +2659,7 @@ func (x *GetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetResponse.ProtoReflect.Descriptor instead.
 func (*GetResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{27}
+	return file_kvtier_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *GetResponse) GetIndex() uint32 {
@@ -2503,7 +2723,7 @@ type ReserveItem struct {
 
 func (x *ReserveItem) Reset() {
 	*x = ReserveItem{}
-	mi := &file_kvtier_proto_msgTypes[28]
+	mi := &file_kvtier_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2515,7 +2735,7 @@ func (x *ReserveItem) String() string {
 func (*ReserveItem) ProtoMessage() {}
 
 func (x *ReserveItem) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[28]
+	mi := &file_kvtier_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2528,7 +2748,7 @@ func (x *ReserveItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveItem.ProtoReflect.Descriptor instead.
 func (*ReserveItem) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{28}
+	return file_kvtier_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ReserveItem) GetHash() []byte {
@@ -2566,7 +2786,7 @@ type ReserveRequest struct {
 
 func (x *ReserveRequest) Reset() {
 	*x = ReserveRequest{}
-	mi := &file_kvtier_proto_msgTypes[29]
+	mi := &file_kvtier_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2578,7 +2798,7 @@ func (x *ReserveRequest) String() string {
 func (*ReserveRequest) ProtoMessage() {}
 
 func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[29]
+	mi := &file_kvtier_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2591,7 +2811,7 @@ func (x *ReserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveRequest.ProtoReflect.Descriptor instead.
 func (*ReserveRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{29}
+	return file_kvtier_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ReserveRequest) GetNamespace() uint32 {
@@ -2645,7 +2865,7 @@ type Reservation struct {
 
 func (x *Reservation) Reset() {
 	*x = Reservation{}
-	mi := &file_kvtier_proto_msgTypes[30]
+	mi := &file_kvtier_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2657,7 +2877,7 @@ func (x *Reservation) String() string {
 func (*Reservation) ProtoMessage() {}
 
 func (x *Reservation) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[30]
+	mi := &file_kvtier_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2670,7 +2890,7 @@ func (x *Reservation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reservation.ProtoReflect.Descriptor instead.
 func (*Reservation) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{30}
+	return file_kvtier_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Reservation) GetStatus() PutStatus {
@@ -2732,7 +2952,7 @@ type ReserveResponse struct {
 
 func (x *ReserveResponse) Reset() {
 	*x = ReserveResponse{}
-	mi := &file_kvtier_proto_msgTypes[31]
+	mi := &file_kvtier_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2744,7 +2964,7 @@ func (x *ReserveResponse) String() string {
 func (*ReserveResponse) ProtoMessage() {}
 
 func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[31]
+	mi := &file_kvtier_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2757,7 +2977,7 @@ func (x *ReserveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReserveResponse.ProtoReflect.Descriptor instead.
 func (*ReserveResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{31}
+	return file_kvtier_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ReserveResponse) GetItems() []*Reservation {
@@ -2777,7 +2997,7 @@ type CommitRequest struct {
 
 func (x *CommitRequest) Reset() {
 	*x = CommitRequest{}
-	mi := &file_kvtier_proto_msgTypes[32]
+	mi := &file_kvtier_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2789,7 +3009,7 @@ func (x *CommitRequest) String() string {
 func (*CommitRequest) ProtoMessage() {}
 
 func (x *CommitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[32]
+	mi := &file_kvtier_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2802,7 +3022,7 @@ func (x *CommitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitRequest.ProtoReflect.Descriptor instead.
 func (*CommitRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{32}
+	return file_kvtier_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *CommitRequest) GetIds() []uint64 {
@@ -2822,7 +3042,7 @@ type CommitResponse struct {
 
 func (x *CommitResponse) Reset() {
 	*x = CommitResponse{}
-	mi := &file_kvtier_proto_msgTypes[33]
+	mi := &file_kvtier_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2834,7 +3054,7 @@ func (x *CommitResponse) String() string {
 func (*CommitResponse) ProtoMessage() {}
 
 func (x *CommitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[33]
+	mi := &file_kvtier_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2847,7 +3067,7 @@ func (x *CommitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CommitResponse.ProtoReflect.Descriptor instead.
 func (*CommitResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{33}
+	return file_kvtier_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *CommitResponse) GetResults() []*PutResult {
@@ -2867,7 +3087,7 @@ type AbortRequest struct {
 
 func (x *AbortRequest) Reset() {
 	*x = AbortRequest{}
-	mi := &file_kvtier_proto_msgTypes[34]
+	mi := &file_kvtier_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2879,7 +3099,7 @@ func (x *AbortRequest) String() string {
 func (*AbortRequest) ProtoMessage() {}
 
 func (x *AbortRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[34]
+	mi := &file_kvtier_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2892,7 +3112,7 @@ func (x *AbortRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortRequest.ProtoReflect.Descriptor instead.
 func (*AbortRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{34}
+	return file_kvtier_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *AbortRequest) GetIds() []uint64 {
@@ -2911,7 +3131,7 @@ type AbortResponse struct {
 
 func (x *AbortResponse) Reset() {
 	*x = AbortResponse{}
-	mi := &file_kvtier_proto_msgTypes[35]
+	mi := &file_kvtier_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2923,7 +3143,7 @@ func (x *AbortResponse) String() string {
 func (*AbortResponse) ProtoMessage() {}
 
 func (x *AbortResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[35]
+	mi := &file_kvtier_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2936,7 +3156,7 @@ func (x *AbortResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortResponse.ProtoReflect.Descriptor instead.
 func (*AbortResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{35}
+	return file_kvtier_proto_rawDescGZIP(), []int{39}
 }
 
 // PrefetchRequest names blocks to bring up, root first.
@@ -2959,7 +3179,7 @@ type PrefetchRequest struct {
 
 func (x *PrefetchRequest) Reset() {
 	*x = PrefetchRequest{}
-	mi := &file_kvtier_proto_msgTypes[36]
+	mi := &file_kvtier_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2971,7 +3191,7 @@ func (x *PrefetchRequest) String() string {
 func (*PrefetchRequest) ProtoMessage() {}
 
 func (x *PrefetchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[36]
+	mi := &file_kvtier_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2984,7 +3204,7 @@ func (x *PrefetchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefetchRequest.ProtoReflect.Descriptor instead.
 func (*PrefetchRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{36}
+	return file_kvtier_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *PrefetchRequest) GetNamespace() uint32 {
@@ -3048,7 +3268,7 @@ type PrefetchResponse struct {
 
 func (x *PrefetchResponse) Reset() {
 	*x = PrefetchResponse{}
-	mi := &file_kvtier_proto_msgTypes[37]
+	mi := &file_kvtier_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3060,7 +3280,7 @@ func (x *PrefetchResponse) String() string {
 func (*PrefetchResponse) ProtoMessage() {}
 
 func (x *PrefetchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[37]
+	mi := &file_kvtier_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3073,7 +3293,7 @@ func (x *PrefetchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefetchResponse.ProtoReflect.Descriptor instead.
 func (*PrefetchResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{37}
+	return file_kvtier_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *PrefetchResponse) GetIndex() uint32 {
@@ -3107,7 +3327,7 @@ type CancelPrefetchRequest struct {
 
 func (x *CancelPrefetchRequest) Reset() {
 	*x = CancelPrefetchRequest{}
-	mi := &file_kvtier_proto_msgTypes[38]
+	mi := &file_kvtier_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3119,7 +3339,7 @@ func (x *CancelPrefetchRequest) String() string {
 func (*CancelPrefetchRequest) ProtoMessage() {}
 
 func (x *CancelPrefetchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[38]
+	mi := &file_kvtier_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3132,7 +3352,7 @@ func (x *CancelPrefetchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelPrefetchRequest.ProtoReflect.Descriptor instead.
 func (*CancelPrefetchRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{38}
+	return file_kvtier_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *CancelPrefetchRequest) GetRequestId() string {
@@ -3151,7 +3371,7 @@ type CancelPrefetchResponse struct {
 
 func (x *CancelPrefetchResponse) Reset() {
 	*x = CancelPrefetchResponse{}
-	mi := &file_kvtier_proto_msgTypes[39]
+	mi := &file_kvtier_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3163,7 +3383,7 @@ func (x *CancelPrefetchResponse) String() string {
 func (*CancelPrefetchResponse) ProtoMessage() {}
 
 func (x *CancelPrefetchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[39]
+	mi := &file_kvtier_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3176,7 +3396,7 @@ func (x *CancelPrefetchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelPrefetchResponse.ProtoReflect.Descriptor instead.
 func (*CancelPrefetchResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{39}
+	return file_kvtier_proto_rawDescGZIP(), []int{43}
 }
 
 // RenewLeaseRequest names a lease and how long it shall run from now.
@@ -3190,7 +3410,7 @@ type RenewLeaseRequest struct {
 
 func (x *RenewLeaseRequest) Reset() {
 	*x = RenewLeaseRequest{}
-	mi := &file_kvtier_proto_msgTypes[40]
+	mi := &file_kvtier_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3202,7 +3422,7 @@ func (x *RenewLeaseRequest) String() string {
 func (*RenewLeaseRequest) ProtoMessage() {}
 
 func (x *RenewLeaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[40]
+	mi := &file_kvtier_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3215,7 +3435,7 @@ func (x *RenewLeaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewLeaseRequest.ProtoReflect.Descriptor instead.
 func (*RenewLeaseRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{40}
+	return file_kvtier_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RenewLeaseRequest) GetId() uint64 {
@@ -3242,7 +3462,7 @@ type ReleaseLeaseRequest struct {
 
 func (x *ReleaseLeaseRequest) Reset() {
 	*x = ReleaseLeaseRequest{}
-	mi := &file_kvtier_proto_msgTypes[41]
+	mi := &file_kvtier_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3254,7 +3474,7 @@ func (x *ReleaseLeaseRequest) String() string {
 func (*ReleaseLeaseRequest) ProtoMessage() {}
 
 func (x *ReleaseLeaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[41]
+	mi := &file_kvtier_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3267,7 +3487,7 @@ func (x *ReleaseLeaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseLeaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseLeaseRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{41}
+	return file_kvtier_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ReleaseLeaseRequest) GetId() uint64 {
@@ -3286,7 +3506,7 @@ type ReleaseLeaseResponse struct {
 
 func (x *ReleaseLeaseResponse) Reset() {
 	*x = ReleaseLeaseResponse{}
-	mi := &file_kvtier_proto_msgTypes[42]
+	mi := &file_kvtier_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3298,7 +3518,7 @@ func (x *ReleaseLeaseResponse) String() string {
 func (*ReleaseLeaseResponse) ProtoMessage() {}
 
 func (x *ReleaseLeaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[42]
+	mi := &file_kvtier_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3311,7 +3531,7 @@ func (x *ReleaseLeaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseLeaseResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseLeaseResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{42}
+	return file_kvtier_proto_rawDescGZIP(), []int{46}
 }
 
 // DeleteRequest names up to 4096 keys.
@@ -3327,7 +3547,7 @@ type DeleteRequest struct {
 
 func (x *DeleteRequest) Reset() {
 	*x = DeleteRequest{}
-	mi := &file_kvtier_proto_msgTypes[43]
+	mi := &file_kvtier_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3339,7 +3559,7 @@ func (x *DeleteRequest) String() string {
 func (*DeleteRequest) ProtoMessage() {}
 
 func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[43]
+	mi := &file_kvtier_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3352,7 +3572,7 @@ func (x *DeleteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteRequest.ProtoReflect.Descriptor instead.
 func (*DeleteRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{43}
+	return file_kvtier_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *DeleteRequest) GetNamespace() uint32 {
@@ -3393,7 +3613,7 @@ type DeleteResponse struct {
 
 func (x *DeleteResponse) Reset() {
 	*x = DeleteResponse{}
-	mi := &file_kvtier_proto_msgTypes[44]
+	mi := &file_kvtier_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3405,7 +3625,7 @@ func (x *DeleteResponse) String() string {
 func (*DeleteResponse) ProtoMessage() {}
 
 func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[44]
+	mi := &file_kvtier_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3418,7 +3638,7 @@ func (x *DeleteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteResponse.ProtoReflect.Descriptor instead.
 func (*DeleteResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{44}
+	return file_kvtier_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *DeleteResponse) GetDeleted() uint32 {
@@ -3439,7 +3659,7 @@ type ClearRequest struct {
 
 func (x *ClearRequest) Reset() {
 	*x = ClearRequest{}
-	mi := &file_kvtier_proto_msgTypes[45]
+	mi := &file_kvtier_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3451,7 +3671,7 @@ func (x *ClearRequest) String() string {
 func (*ClearRequest) ProtoMessage() {}
 
 func (x *ClearRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[45]
+	mi := &file_kvtier_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3464,7 +3684,7 @@ func (x *ClearRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearRequest.ProtoReflect.Descriptor instead.
 func (*ClearRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{45}
+	return file_kvtier_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ClearRequest) GetNamespace() uint32 {
@@ -3491,7 +3711,7 @@ type ClearResponse struct {
 
 func (x *ClearResponse) Reset() {
 	*x = ClearResponse{}
-	mi := &file_kvtier_proto_msgTypes[46]
+	mi := &file_kvtier_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3503,7 +3723,7 @@ func (x *ClearResponse) String() string {
 func (*ClearResponse) ProtoMessage() {}
 
 func (x *ClearResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[46]
+	mi := &file_kvtier_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3516,7 +3736,7 @@ func (x *ClearResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearResponse.ProtoReflect.Descriptor instead.
 func (*ClearResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{46}
+	return file_kvtier_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ClearResponse) GetCleared() int64 {
@@ -3539,7 +3759,7 @@ type ListRequest struct {
 
 func (x *ListRequest) Reset() {
 	*x = ListRequest{}
-	mi := &file_kvtier_proto_msgTypes[47]
+	mi := &file_kvtier_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3551,7 +3771,7 @@ func (x *ListRequest) String() string {
 func (*ListRequest) ProtoMessage() {}
 
 func (x *ListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[47]
+	mi := &file_kvtier_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3564,7 +3784,7 @@ func (x *ListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRequest.ProtoReflect.Descriptor instead.
 func (*ListRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{47}
+	return file_kvtier_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ListRequest) GetNamespace() uint32 {
@@ -3611,7 +3831,7 @@ type ListEntry struct {
 
 func (x *ListEntry) Reset() {
 	*x = ListEntry{}
-	mi := &file_kvtier_proto_msgTypes[48]
+	mi := &file_kvtier_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3623,7 +3843,7 @@ func (x *ListEntry) String() string {
 func (*ListEntry) ProtoMessage() {}
 
 func (x *ListEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[48]
+	mi := &file_kvtier_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3636,7 +3856,7 @@ func (x *ListEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEntry.ProtoReflect.Descriptor instead.
 func (*ListEntry) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{48}
+	return file_kvtier_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ListEntry) GetHash() []byte {
@@ -3699,7 +3919,7 @@ type ListResponse struct {
 
 func (x *ListResponse) Reset() {
 	*x = ListResponse{}
-	mi := &file_kvtier_proto_msgTypes[49]
+	mi := &file_kvtier_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3711,7 +3931,7 @@ func (x *ListResponse) String() string {
 func (*ListResponse) ProtoMessage() {}
 
 func (x *ListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[49]
+	mi := &file_kvtier_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3724,7 +3944,7 @@ func (x *ListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListResponse.ProtoReflect.Descriptor instead.
 func (*ListResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{49}
+	return file_kvtier_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ListResponse) GetEntries() []*ListEntry {
@@ -3750,7 +3970,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_kvtier_proto_msgTypes[50]
+	mi := &file_kvtier_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3762,7 +3982,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[50]
+	mi := &file_kvtier_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3775,7 +3995,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{50}
+	return file_kvtier_proto_rawDescGZIP(), []int{54}
 }
 
 // DeviceStats is the state of one device of a tier.
@@ -3799,7 +4019,7 @@ type DeviceStats struct {
 
 func (x *DeviceStats) Reset() {
 	*x = DeviceStats{}
-	mi := &file_kvtier_proto_msgTypes[51]
+	mi := &file_kvtier_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3811,7 +4031,7 @@ func (x *DeviceStats) String() string {
 func (*DeviceStats) ProtoMessage() {}
 
 func (x *DeviceStats) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[51]
+	mi := &file_kvtier_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3824,7 +4044,7 @@ func (x *DeviceStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeviceStats.ProtoReflect.Descriptor instead.
 func (*DeviceStats) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{51}
+	return file_kvtier_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *DeviceStats) GetPath() string {
@@ -3944,7 +4164,7 @@ type TierStats struct {
 
 func (x *TierStats) Reset() {
 	*x = TierStats{}
-	mi := &file_kvtier_proto_msgTypes[52]
+	mi := &file_kvtier_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3956,7 +4176,7 @@ func (x *TierStats) String() string {
 func (*TierStats) ProtoMessage() {}
 
 func (x *TierStats) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[52]
+	mi := &file_kvtier_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3969,7 +4189,7 @@ func (x *TierStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TierStats.ProtoReflect.Descriptor instead.
 func (*TierStats) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{52}
+	return file_kvtier_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *TierStats) GetTier() Tier {
@@ -4149,7 +4369,7 @@ type UploadStats struct {
 
 func (x *UploadStats) Reset() {
 	*x = UploadStats{}
-	mi := &file_kvtier_proto_msgTypes[53]
+	mi := &file_kvtier_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4161,7 +4381,7 @@ func (x *UploadStats) String() string {
 func (*UploadStats) ProtoMessage() {}
 
 func (x *UploadStats) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[53]
+	mi := &file_kvtier_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4174,7 +4394,7 @@ func (x *UploadStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UploadStats.ProtoReflect.Descriptor instead.
 func (*UploadStats) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{53}
+	return file_kvtier_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *UploadStats) GetBlocks() int64 {
@@ -4233,7 +4453,7 @@ type Curve struct {
 
 func (x *Curve) Reset() {
 	*x = Curve{}
-	mi := &file_kvtier_proto_msgTypes[54]
+	mi := &file_kvtier_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4245,7 +4465,7 @@ func (x *Curve) String() string {
 func (*Curve) ProtoMessage() {}
 
 func (x *Curve) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[54]
+	mi := &file_kvtier_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4258,7 +4478,7 @@ func (x *Curve) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Curve.ProtoReflect.Descriptor instead.
 func (*Curve) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{54}
+	return file_kvtier_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *Curve) GetPolicy() string {
@@ -4302,7 +4522,7 @@ type AdmissionStats struct {
 
 func (x *AdmissionStats) Reset() {
 	*x = AdmissionStats{}
-	mi := &file_kvtier_proto_msgTypes[55]
+	mi := &file_kvtier_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4314,7 +4534,7 @@ func (x *AdmissionStats) String() string {
 func (*AdmissionStats) ProtoMessage() {}
 
 func (x *AdmissionStats) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[55]
+	mi := &file_kvtier_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4327,7 +4547,7 @@ func (x *AdmissionStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmissionStats.ProtoReflect.Descriptor instead.
 func (*AdmissionStats) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{55}
+	return file_kvtier_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *AdmissionStats) GetAdmitted() int64 {
@@ -4368,7 +4588,7 @@ type WriteBudget struct {
 
 func (x *WriteBudget) Reset() {
 	*x = WriteBudget{}
-	mi := &file_kvtier_proto_msgTypes[56]
+	mi := &file_kvtier_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4380,7 +4600,7 @@ func (x *WriteBudget) String() string {
 func (*WriteBudget) ProtoMessage() {}
 
 func (x *WriteBudget) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[56]
+	mi := &file_kvtier_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4393,7 +4613,7 @@ func (x *WriteBudget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteBudget.ProtoReflect.Descriptor instead.
 func (*WriteBudget) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{56}
+	return file_kvtier_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *WriteBudget) GetTier() Tier {
@@ -4456,7 +4676,7 @@ type PrefetchStats struct {
 
 func (x *PrefetchStats) Reset() {
 	*x = PrefetchStats{}
-	mi := &file_kvtier_proto_msgTypes[57]
+	mi := &file_kvtier_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4468,7 +4688,7 @@ func (x *PrefetchStats) String() string {
 func (*PrefetchStats) ProtoMessage() {}
 
 func (x *PrefetchStats) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[57]
+	mi := &file_kvtier_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4481,7 +4701,7 @@ func (x *PrefetchStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefetchStats.ProtoReflect.Descriptor instead.
 func (*PrefetchStats) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{57}
+	return file_kvtier_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *PrefetchStats) GetQueued() int64 {
@@ -4553,7 +4773,7 @@ type CatalogStats struct {
 
 func (x *CatalogStats) Reset() {
 	*x = CatalogStats{}
-	mi := &file_kvtier_proto_msgTypes[58]
+	mi := &file_kvtier_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4565,7 +4785,7 @@ func (x *CatalogStats) String() string {
 func (*CatalogStats) ProtoMessage() {}
 
 func (x *CatalogStats) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[58]
+	mi := &file_kvtier_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4578,7 +4798,7 @@ func (x *CatalogStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CatalogStats.ProtoReflect.Descriptor instead.
 func (*CatalogStats) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{58}
+	return file_kvtier_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *CatalogStats) GetState() string {
@@ -4643,7 +4863,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_kvtier_proto_msgTypes[59]
+	mi := &file_kvtier_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4655,7 +4875,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[59]
+	mi := &file_kvtier_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4668,7 +4888,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{59}
+	return file_kvtier_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *StatsResponse) GetUptimeMs() int64 {
@@ -4850,13 +5070,14 @@ type NamespaceStats struct {
 	// never_stored, evicted, rejected, expired, deleted, discarded, corrupt, pending,
 	// no_room, deadline, unavailable. What left long ago counts as never stored.
 	Misses        map[string]int64 `protobuf:"bytes,4,rep,name=misses,proto3" json:"misses,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	Prefill       *PrefillCost     `protobuf:"bytes,5,opt,name=prefill,proto3" json:"prefill,omitempty"` // absent: nothing is known
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NamespaceStats) Reset() {
 	*x = NamespaceStats{}
-	mi := &file_kvtier_proto_msgTypes[60]
+	mi := &file_kvtier_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4868,7 +5089,7 @@ func (x *NamespaceStats) String() string {
 func (*NamespaceStats) ProtoMessage() {}
 
 func (x *NamespaceStats) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[60]
+	mi := &file_kvtier_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4881,7 +5102,7 @@ func (x *NamespaceStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceStats.ProtoReflect.Descriptor instead.
 func (*NamespaceStats) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{60}
+	return file_kvtier_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *NamespaceStats) GetName() string {
@@ -4912,6 +5133,13 @@ func (x *NamespaceStats) GetMisses() map[string]int64 {
 	return nil
 }
 
+func (x *NamespaceStats) GetPrefill() *PrefillCost {
+	if x != nil {
+		return x.Prefill
+	}
+	return nil
+}
+
 // WatchRequest says whose events to tell, and from where on.
 type WatchRequest struct {
 	state        protoimpl.MessageState `protogen:"open.v1"`
@@ -4933,7 +5161,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_kvtier_proto_msgTypes[61]
+	mi := &file_kvtier_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4945,7 +5173,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[61]
+	mi := &file_kvtier_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4958,7 +5186,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{61}
+	return file_kvtier_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *WatchRequest) GetNamespace() uint32 {
@@ -5017,7 +5245,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_kvtier_proto_msgTypes[62]
+	mi := &file_kvtier_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5029,7 +5257,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[62]
+	mi := &file_kvtier_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5042,7 +5270,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{62}
+	return file_kvtier_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -5130,7 +5358,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_kvtier_proto_msgTypes[63]
+	mi := &file_kvtier_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5142,7 +5370,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[63]
+	mi := &file_kvtier_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5155,7 +5383,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{63}
+	return file_kvtier_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *WatchResponse) GetReady() bool {
@@ -5206,7 +5434,7 @@ type PinRequest struct {
 
 func (x *PinRequest) Reset() {
 	*x = PinRequest{}
-	mi := &file_kvtier_proto_msgTypes[64]
+	mi := &file_kvtier_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5218,7 +5446,7 @@ func (x *PinRequest) String() string {
 func (*PinRequest) ProtoMessage() {}
 
 func (x *PinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[64]
+	mi := &file_kvtier_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5231,7 +5459,7 @@ func (x *PinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinRequest.ProtoReflect.Descriptor instead.
 func (*PinRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{64}
+	return file_kvtier_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *PinRequest) GetNamespace() uint32 {
@@ -5274,7 +5502,7 @@ type PinResult struct {
 
 func (x *PinResult) Reset() {
 	*x = PinResult{}
-	mi := &file_kvtier_proto_msgTypes[65]
+	mi := &file_kvtier_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5286,7 +5514,7 @@ func (x *PinResult) String() string {
 func (*PinResult) ProtoMessage() {}
 
 func (x *PinResult) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[65]
+	mi := &file_kvtier_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5299,7 +5527,7 @@ func (x *PinResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinResult.ProtoReflect.Descriptor instead.
 func (*PinResult) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{65}
+	return file_kvtier_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *PinResult) GetFailure() *Failure {
@@ -5319,7 +5547,7 @@ type PinResponse struct {
 
 func (x *PinResponse) Reset() {
 	*x = PinResponse{}
-	mi := &file_kvtier_proto_msgTypes[66]
+	mi := &file_kvtier_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5331,7 +5559,7 @@ func (x *PinResponse) String() string {
 func (*PinResponse) ProtoMessage() {}
 
 func (x *PinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[66]
+	mi := &file_kvtier_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5344,7 +5572,7 @@ func (x *PinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinResponse.ProtoReflect.Descriptor instead.
 func (*PinResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{66}
+	return file_kvtier_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *PinResponse) GetResults() []*PinResult {
@@ -5367,7 +5595,7 @@ type UnpinRequest struct {
 
 func (x *UnpinRequest) Reset() {
 	*x = UnpinRequest{}
-	mi := &file_kvtier_proto_msgTypes[67]
+	mi := &file_kvtier_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5379,7 +5607,7 @@ func (x *UnpinRequest) String() string {
 func (*UnpinRequest) ProtoMessage() {}
 
 func (x *UnpinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[67]
+	mi := &file_kvtier_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5392,7 +5620,7 @@ func (x *UnpinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinRequest.ProtoReflect.Descriptor instead.
 func (*UnpinRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{67}
+	return file_kvtier_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *UnpinRequest) GetNamespace() uint32 {
@@ -5433,7 +5661,7 @@ type UnpinResponse struct {
 
 func (x *UnpinResponse) Reset() {
 	*x = UnpinResponse{}
-	mi := &file_kvtier_proto_msgTypes[68]
+	mi := &file_kvtier_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5445,7 +5673,7 @@ func (x *UnpinResponse) String() string {
 func (*UnpinResponse) ProtoMessage() {}
 
 func (x *UnpinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[68]
+	mi := &file_kvtier_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5458,7 +5686,7 @@ func (x *UnpinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinResponse.ProtoReflect.Descriptor instead.
 func (*UnpinResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{68}
+	return file_kvtier_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *UnpinResponse) GetUnpinned() uint32 {
@@ -5479,7 +5707,7 @@ type StartScrubRequest struct {
 
 func (x *StartScrubRequest) Reset() {
 	*x = StartScrubRequest{}
-	mi := &file_kvtier_proto_msgTypes[69]
+	mi := &file_kvtier_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5491,7 +5719,7 @@ func (x *StartScrubRequest) String() string {
 func (*StartScrubRequest) ProtoMessage() {}
 
 func (x *StartScrubRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[69]
+	mi := &file_kvtier_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5504,7 +5732,7 @@ func (x *StartScrubRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartScrubRequest.ProtoReflect.Descriptor instead.
 func (*StartScrubRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{69}
+	return file_kvtier_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *StartScrubRequest) GetBytesPerSecond() int64 {
@@ -5530,7 +5758,7 @@ type StopScrubRequest struct {
 
 func (x *StopScrubRequest) Reset() {
 	*x = StopScrubRequest{}
-	mi := &file_kvtier_proto_msgTypes[70]
+	mi := &file_kvtier_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5542,7 +5770,7 @@ func (x *StopScrubRequest) String() string {
 func (*StopScrubRequest) ProtoMessage() {}
 
 func (x *StopScrubRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[70]
+	mi := &file_kvtier_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5555,7 +5783,7 @@ func (x *StopScrubRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopScrubRequest.ProtoReflect.Descriptor instead.
 func (*StopScrubRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{70}
+	return file_kvtier_proto_rawDescGZIP(), []int{74}
 }
 
 // ScrubStatus tells how far a scrub is, or how the last one ended. Its counters
@@ -5579,7 +5807,7 @@ type ScrubStatus struct {
 
 func (x *ScrubStatus) Reset() {
 	*x = ScrubStatus{}
-	mi := &file_kvtier_proto_msgTypes[71]
+	mi := &file_kvtier_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5591,7 +5819,7 @@ func (x *ScrubStatus) String() string {
 func (*ScrubStatus) ProtoMessage() {}
 
 func (x *ScrubStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[71]
+	mi := &file_kvtier_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5604,7 +5832,7 @@ func (x *ScrubStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubStatus.ProtoReflect.Descriptor instead.
 func (*ScrubStatus) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{71}
+	return file_kvtier_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ScrubStatus) GetState() ScrubState {
@@ -5693,7 +5921,7 @@ type ListSessionsRequest struct {
 
 func (x *ListSessionsRequest) Reset() {
 	*x = ListSessionsRequest{}
-	mi := &file_kvtier_proto_msgTypes[72]
+	mi := &file_kvtier_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5705,7 +5933,7 @@ func (x *ListSessionsRequest) String() string {
 func (*ListSessionsRequest) ProtoMessage() {}
 
 func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[72]
+	mi := &file_kvtier_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5718,7 +5946,7 @@ func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{72}
+	return file_kvtier_proto_rawDescGZIP(), []int{76}
 }
 
 // ListSessionsResponse lists sessions.
@@ -5731,7 +5959,7 @@ type ListSessionsResponse struct {
 
 func (x *ListSessionsResponse) Reset() {
 	*x = ListSessionsResponse{}
-	mi := &file_kvtier_proto_msgTypes[73]
+	mi := &file_kvtier_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5743,7 +5971,7 @@ func (x *ListSessionsResponse) String() string {
 func (*ListSessionsResponse) ProtoMessage() {}
 
 func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[73]
+	mi := &file_kvtier_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5756,7 +5984,7 @@ func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{73}
+	return file_kvtier_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ListSessionsResponse) GetSessions() []*SessionInfo {
@@ -5793,7 +6021,7 @@ type SessionInfo struct {
 
 func (x *SessionInfo) Reset() {
 	*x = SessionInfo{}
-	mi := &file_kvtier_proto_msgTypes[74]
+	mi := &file_kvtier_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5805,7 +6033,7 @@ func (x *SessionInfo) String() string {
 func (*SessionInfo) ProtoMessage() {}
 
 func (x *SessionInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[74]
+	mi := &file_kvtier_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5818,7 +6046,7 @@ func (x *SessionInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionInfo.ProtoReflect.Descriptor instead.
 func (*SessionInfo) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{74}
+	return file_kvtier_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *SessionInfo) GetId() uint64 {
@@ -5964,7 +6192,7 @@ type IdentityUsage struct {
 
 func (x *IdentityUsage) Reset() {
 	*x = IdentityUsage{}
-	mi := &file_kvtier_proto_msgTypes[75]
+	mi := &file_kvtier_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5976,7 +6204,7 @@ func (x *IdentityUsage) String() string {
 func (*IdentityUsage) ProtoMessage() {}
 
 func (x *IdentityUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[75]
+	mi := &file_kvtier_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5989,7 +6217,7 @@ func (x *IdentityUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdentityUsage.ProtoReflect.Descriptor instead.
 func (*IdentityUsage) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{75}
+	return file_kvtier_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *IdentityUsage) GetSessions() uint32 {
@@ -6050,7 +6278,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_kvtier_proto_msgTypes[76]
+	mi := &file_kvtier_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6062,7 +6290,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[76]
+	mi := &file_kvtier_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6075,7 +6303,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{76}
+	return file_kvtier_proto_rawDescGZIP(), []int{80}
 }
 
 // TierPolicy is what decides which blocks leave a tier first.
@@ -6091,7 +6319,7 @@ type TierPolicy struct {
 
 func (x *TierPolicy) Reset() {
 	*x = TierPolicy{}
-	mi := &file_kvtier_proto_msgTypes[77]
+	mi := &file_kvtier_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6103,7 +6331,7 @@ func (x *TierPolicy) String() string {
 func (*TierPolicy) ProtoMessage() {}
 
 func (x *TierPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[77]
+	mi := &file_kvtier_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6116,7 +6344,7 @@ func (x *TierPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TierPolicy.ProtoReflect.Descriptor instead.
 func (*TierPolicy) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{77}
+	return file_kvtier_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *TierPolicy) GetTier() Tier {
@@ -6157,7 +6385,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_kvtier_proto_msgTypes[78]
+	mi := &file_kvtier_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6169,7 +6397,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[78]
+	mi := &file_kvtier_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6182,7 +6410,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{78}
+	return file_kvtier_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ListPoliciesResponse) GetTiers() []*TierPolicy {
@@ -6203,7 +6431,7 @@ type SetPolicyRequest struct {
 
 func (x *SetPolicyRequest) Reset() {
 	*x = SetPolicyRequest{}
-	mi := &file_kvtier_proto_msgTypes[79]
+	mi := &file_kvtier_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6215,7 +6443,7 @@ func (x *SetPolicyRequest) String() string {
 func (*SetPolicyRequest) ProtoMessage() {}
 
 func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[79]
+	mi := &file_kvtier_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6228,7 +6456,7 @@ func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*SetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{79}
+	return file_kvtier_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *SetPolicyRequest) GetTier() Tier {
@@ -6254,7 +6482,7 @@ type SetPolicyResponse struct {
 
 func (x *SetPolicyResponse) Reset() {
 	*x = SetPolicyResponse{}
-	mi := &file_kvtier_proto_msgTypes[80]
+	mi := &file_kvtier_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6266,7 +6494,7 @@ func (x *SetPolicyResponse) String() string {
 func (*SetPolicyResponse) ProtoMessage() {}
 
 func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[80]
+	mi := &file_kvtier_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6279,7 +6507,7 @@ func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*SetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{80}
+	return file_kvtier_proto_rawDescGZIP(), []int{84}
 }
 
 // ObjectSweep tells how far the sweep of a bucket is, or how the last one ended. Its
@@ -6306,7 +6534,7 @@ type ObjectSweep struct {
 
 func (x *ObjectSweep) Reset() {
 	*x = ObjectSweep{}
-	mi := &file_kvtier_proto_msgTypes[81]
+	mi := &file_kvtier_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6318,7 +6546,7 @@ func (x *ObjectSweep) String() string {
 func (*ObjectSweep) ProtoMessage() {}
 
 func (x *ObjectSweep) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[81]
+	mi := &file_kvtier_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6331,7 +6559,7 @@ func (x *ObjectSweep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectSweep.ProtoReflect.Descriptor instead.
 func (*ObjectSweep) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{81}
+	return file_kvtier_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *ObjectSweep) GetBucket() string {
@@ -6434,7 +6662,7 @@ type SweepObjectsRequest struct {
 
 func (x *SweepObjectsRequest) Reset() {
 	*x = SweepObjectsRequest{}
-	mi := &file_kvtier_proto_msgTypes[82]
+	mi := &file_kvtier_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6446,7 +6674,7 @@ func (x *SweepObjectsRequest) String() string {
 func (*SweepObjectsRequest) ProtoMessage() {}
 
 func (x *SweepObjectsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[82]
+	mi := &file_kvtier_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6459,7 +6687,7 @@ func (x *SweepObjectsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SweepObjectsRequest.ProtoReflect.Descriptor instead.
 func (*SweepObjectsRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{82}
+	return file_kvtier_proto_rawDescGZIP(), []int{86}
 }
 
 // ImportObjectsRequest is empty.
@@ -6471,7 +6699,7 @@ type ImportObjectsRequest struct {
 
 func (x *ImportObjectsRequest) Reset() {
 	*x = ImportObjectsRequest{}
-	mi := &file_kvtier_proto_msgTypes[83]
+	mi := &file_kvtier_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6483,7 +6711,7 @@ func (x *ImportObjectsRequest) String() string {
 func (*ImportObjectsRequest) ProtoMessage() {}
 
 func (x *ImportObjectsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[83]
+	mi := &file_kvtier_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6496,7 +6724,7 @@ func (x *ImportObjectsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportObjectsRequest.ProtoReflect.Descriptor instead.
 func (*ImportObjectsRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{83}
+	return file_kvtier_proto_rawDescGZIP(), []int{87}
 }
 
 // ObjectImport tells how far the import of a bucket is.
@@ -6519,7 +6747,7 @@ type ObjectImport struct {
 
 func (x *ObjectImport) Reset() {
 	*x = ObjectImport{}
-	mi := &file_kvtier_proto_msgTypes[84]
+	mi := &file_kvtier_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6531,7 +6759,7 @@ func (x *ObjectImport) String() string {
 func (*ObjectImport) ProtoMessage() {}
 
 func (x *ObjectImport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[84]
+	mi := &file_kvtier_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6544,7 +6772,7 @@ func (x *ObjectImport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectImport.ProtoReflect.Descriptor instead.
 func (*ObjectImport) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{84}
+	return file_kvtier_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ObjectImport) GetBucket() string {
@@ -6635,7 +6863,7 @@ type ListObjectsRequest struct {
 
 func (x *ListObjectsRequest) Reset() {
 	*x = ListObjectsRequest{}
-	mi := &file_kvtier_proto_msgTypes[85]
+	mi := &file_kvtier_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6647,7 +6875,7 @@ func (x *ListObjectsRequest) String() string {
 func (*ListObjectsRequest) ProtoMessage() {}
 
 func (x *ListObjectsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[85]
+	mi := &file_kvtier_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6660,7 +6888,7 @@ func (x *ListObjectsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListObjectsRequest.ProtoReflect.Descriptor instead.
 func (*ListObjectsRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{85}
+	return file_kvtier_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *ListObjectsRequest) GetCursor() string {
@@ -6695,7 +6923,7 @@ type ObjectInfo struct {
 
 func (x *ObjectInfo) Reset() {
 	*x = ObjectInfo{}
-	mi := &file_kvtier_proto_msgTypes[86]
+	mi := &file_kvtier_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6707,7 +6935,7 @@ func (x *ObjectInfo) String() string {
 func (*ObjectInfo) ProtoMessage() {}
 
 func (x *ObjectInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[86]
+	mi := &file_kvtier_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6720,7 +6948,7 @@ func (x *ObjectInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectInfo.ProtoReflect.Descriptor instead.
 func (*ObjectInfo) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{86}
+	return file_kvtier_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ObjectInfo) GetBucket() string {
@@ -6797,7 +7025,7 @@ type ListObjectsResponse struct {
 
 func (x *ListObjectsResponse) Reset() {
 	*x = ListObjectsResponse{}
-	mi := &file_kvtier_proto_msgTypes[87]
+	mi := &file_kvtier_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6809,7 +7037,7 @@ func (x *ListObjectsResponse) String() string {
 func (*ListObjectsResponse) ProtoMessage() {}
 
 func (x *ListObjectsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[87]
+	mi := &file_kvtier_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6822,7 +7050,7 @@ func (x *ListObjectsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListObjectsResponse.ProtoReflect.Descriptor instead.
 func (*ListObjectsResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{87}
+	return file_kvtier_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ListObjectsResponse) GetObjects() []*ObjectInfo {
@@ -6848,7 +7076,7 @@ type ObjectUsageRequest struct {
 
 func (x *ObjectUsageRequest) Reset() {
 	*x = ObjectUsageRequest{}
-	mi := &file_kvtier_proto_msgTypes[88]
+	mi := &file_kvtier_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6860,7 +7088,7 @@ func (x *ObjectUsageRequest) String() string {
 func (*ObjectUsageRequest) ProtoMessage() {}
 
 func (x *ObjectUsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[88]
+	mi := &file_kvtier_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6873,7 +7101,7 @@ func (x *ObjectUsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectUsageRequest.ProtoReflect.Descriptor instead.
 func (*ObjectUsageRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{88}
+	return file_kvtier_proto_rawDescGZIP(), []int{92}
 }
 
 // ObjectUsage sums up the objects of a namespace in a bucket.
@@ -6892,7 +7120,7 @@ type ObjectUsage struct {
 
 func (x *ObjectUsage) Reset() {
 	*x = ObjectUsage{}
-	mi := &file_kvtier_proto_msgTypes[89]
+	mi := &file_kvtier_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6904,7 +7132,7 @@ func (x *ObjectUsage) String() string {
 func (*ObjectUsage) ProtoMessage() {}
 
 func (x *ObjectUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[89]
+	mi := &file_kvtier_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6917,7 +7145,7 @@ func (x *ObjectUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectUsage.ProtoReflect.Descriptor instead.
 func (*ObjectUsage) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{89}
+	return file_kvtier_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *ObjectUsage) GetBucket() string {
@@ -6979,7 +7207,7 @@ type ObjectUsageResponse struct {
 
 func (x *ObjectUsageResponse) Reset() {
 	*x = ObjectUsageResponse{}
-	mi := &file_kvtier_proto_msgTypes[90]
+	mi := &file_kvtier_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6991,7 +7219,7 @@ func (x *ObjectUsageResponse) String() string {
 func (*ObjectUsageResponse) ProtoMessage() {}
 
 func (x *ObjectUsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[90]
+	mi := &file_kvtier_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7004,7 +7232,7 @@ func (x *ObjectUsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectUsageResponse.ProtoReflect.Descriptor instead.
 func (*ObjectUsageResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{90}
+	return file_kvtier_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *ObjectUsageResponse) GetUsage() []*ObjectUsage {
@@ -7025,7 +7253,7 @@ type SetWriteBudgetRequest struct {
 
 func (x *SetWriteBudgetRequest) Reset() {
 	*x = SetWriteBudgetRequest{}
-	mi := &file_kvtier_proto_msgTypes[91]
+	mi := &file_kvtier_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7037,7 +7265,7 @@ func (x *SetWriteBudgetRequest) String() string {
 func (*SetWriteBudgetRequest) ProtoMessage() {}
 
 func (x *SetWriteBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[91]
+	mi := &file_kvtier_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7050,7 +7278,7 @@ func (x *SetWriteBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetWriteBudgetRequest.ProtoReflect.Descriptor instead.
 func (*SetWriteBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{91}
+	return file_kvtier_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *SetWriteBudgetRequest) GetBudget() *WriteBudget {
@@ -7069,7 +7297,7 @@ type SetWriteBudgetResponse struct {
 
 func (x *SetWriteBudgetResponse) Reset() {
 	*x = SetWriteBudgetResponse{}
-	mi := &file_kvtier_proto_msgTypes[92]
+	mi := &file_kvtier_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7081,7 +7309,7 @@ func (x *SetWriteBudgetResponse) String() string {
 func (*SetWriteBudgetResponse) ProtoMessage() {}
 
 func (x *SetWriteBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[92]
+	mi := &file_kvtier_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7094,7 +7322,7 @@ func (x *SetWriteBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetWriteBudgetResponse.ProtoReflect.Descriptor instead.
 func (*SetWriteBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{92}
+	return file_kvtier_proto_rawDescGZIP(), []int{96}
 }
 
 var File_kvtier_proto protoreflect.FileDescriptor
@@ -7180,7 +7408,20 @@ const file_kvtier_proto_rawDesc = "" +
 	"\aPrefill\x12\x19\n" +
 	"\btoken_ns\x18\x01 \x01(\x03R\atokenNs\x12\x1f\n" +
 	"\vposition_ns\x18\x02 \x01(\x01R\n" +
-	"positionNs\"v\n" +
+	"positionNs\"\\\n" +
+	"\rPrefillReport\x12\x1a\n" +
+	"\bposition\x18\x01 \x01(\rR\bposition\x12\x16\n" +
+	"\x06tokens\x18\x02 \x01(\rR\x06tokens\x12\x17\n" +
+	"\atook_ns\x18\x03 \x01(\x03R\x06tookNs\"\x8d\x01\n" +
+	"\x14ReportPrefillRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\rR\tnamespace\x12#\n" +
+	"\rnamespace_tag\x18\x02 \x01(\x06R\fnamespaceTag\x122\n" +
+	"\areports\x18\x03 \x03(\v2\x18.kvtier.v1.PrefillReportR\areports\"\x17\n" +
+	"\x15ReportPrefillResponse\"o\n" +
+	"\vPrefillCost\x12,\n" +
+	"\aprefill\x18\x01 \x01(\v2\x12.kvtier.v1.PrefillR\aprefill\x12\x18\n" +
+	"\alearned\x18\x02 \x01(\bR\alearned\x12\x18\n" +
+	"\areports\x18\x03 \x01(\x03R\areports\"v\n" +
 	"\vPlanRequest\x12,\n" +
 	"\aprefill\x18\x01 \x01(\v2\x12.kvtier.v1.PrefillR\aprefill\x12\x18\n" +
 	"\aoverlap\x18\x02 \x01(\bR\aoverlap\x12\x1f\n" +
@@ -7463,12 +7704,13 @@ const file_kvtier_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\x1a:\n" +
 	"\fRemovedEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\xce\x01\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\x80\x02\n" +
 	"\x0eNamespaceStats\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05asked\x18\x02 \x01(\x03R\x05asked\x12\x18\n" +
 	"\amatched\x18\x03 \x01(\x03R\amatched\x12=\n" +
-	"\x06misses\x18\x04 \x03(\v2%.kvtier.v1.NamespaceStats.MissesEntryR\x06misses\x1a9\n" +
+	"\x06misses\x18\x04 \x03(\v2%.kvtier.v1.NamespaceStats.MissesEntryR\x06misses\x120\n" +
+	"\aprefill\x18\x05 \x01(\v2\x16.kvtier.v1.PrefillCostR\aprefill\x1a9\n" +
 	"\vMissesEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\xa5\x01\n" +
@@ -7704,7 +7946,7 @@ const file_kvtier_proto_rawDesc = "" +
 	"\x13SCRUB_STATE_RUNNING\x10\x01\x12\x17\n" +
 	"\x13SCRUB_STATE_STOPPED\x10\x02\x12\x14\n" +
 	"\x10SCRUB_STATE_DONE\x10\x03\x12\x16\n" +
-	"\x12SCRUB_STATE_FAILED\x10\x042\x97\x11\n" +
+	"\x12SCRUB_STATE_FAILED\x10\x042\xeb\x11\n" +
 	"\x06Kvtier\x127\n" +
 	"\x04Ping\x12\x16.kvtier.v1.PingRequest\x1a\x17.kvtier.v1.PingResponse\x12F\n" +
 	"\rOpenNamespace\x12\x1f.kvtier.v1.OpenNamespaceRequest\x1a\x14.kvtier.v1.Namespace\x12D\n" +
@@ -7739,7 +7981,8 @@ const file_kvtier_proto_rawDesc = "" +
 	"\vObjectUsage\x12\x1d.kvtier.v1.ObjectUsageRequest\x1a\x1e.kvtier.v1.ObjectUsageResponse\x12H\n" +
 	"\fSweepObjects\x12\x1e.kvtier.v1.SweepObjectsRequest\x1a\x16.kvtier.v1.ObjectSweep0\x01\x12K\n" +
 	"\rImportObjects\x12\x1f.kvtier.v1.ImportObjectsRequest\x1a\x17.kvtier.v1.ObjectImport0\x01\x12U\n" +
-	"\x0eSetWriteBudget\x12 .kvtier.v1.SetWriteBudgetRequest\x1a!.kvtier.v1.SetWriteBudgetResponseB'Z%github.com/kvtier/kvtier/api/kvtierpbb\x06proto3"
+	"\x0eSetWriteBudget\x12 .kvtier.v1.SetWriteBudgetRequest\x1a!.kvtier.v1.SetWriteBudgetResponse\x12R\n" +
+	"\rReportPrefill\x12\x1f.kvtier.v1.ReportPrefillRequest\x1a .kvtier.v1.ReportPrefillResponseB'Z%github.com/kvtier/kvtier/api/kvtierpbb\x06proto3"
 
 var (
 	file_kvtier_proto_rawDescOnce sync.Once
@@ -7754,7 +7997,7 @@ func file_kvtier_proto_rawDescGZIP() []byte {
 }
 
 var file_kvtier_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_kvtier_proto_msgTypes = make([]protoimpl.MessageInfo, 97)
+var file_kvtier_proto_msgTypes = make([]protoimpl.MessageInfo, 101)
 var file_kvtier_proto_goTypes = []any{
 	(Tier)(0),                      // 0: kvtier.v1.Tier
 	(MissReason)(0),                // 1: kvtier.v1.MissReason
@@ -7776,90 +8019,94 @@ var file_kvtier_proto_goTypes = []any{
 	(*ListNamespacesResponse)(nil), // 17: kvtier.v1.ListNamespacesResponse
 	(*MatchRequest)(nil),           // 18: kvtier.v1.MatchRequest
 	(*Prefill)(nil),                // 19: kvtier.v1.Prefill
-	(*PlanRequest)(nil),            // 20: kvtier.v1.PlanRequest
-	(*Plan)(nil),                   // 21: kvtier.v1.Plan
-	(*MatchResponse)(nil),          // 22: kvtier.v1.MatchResponse
-	(*Lease)(nil),                  // 23: kvtier.v1.Lease
-	(*LocateRequest)(nil),          // 24: kvtier.v1.LocateRequest
-	(*Located)(nil),                // 25: kvtier.v1.Located
-	(*Locations)(nil),              // 26: kvtier.v1.Locations
-	(*LocateResponse)(nil),         // 27: kvtier.v1.LocateResponse
-	(*PutRequest)(nil),             // 28: kvtier.v1.PutRequest
-	(*PutOpen)(nil),                // 29: kvtier.v1.PutOpen
-	(*PutBlock)(nil),               // 30: kvtier.v1.PutBlock
-	(*PutResult)(nil),              // 31: kvtier.v1.PutResult
-	(*PutResponse)(nil),            // 32: kvtier.v1.PutResponse
-	(*GetRequest)(nil),             // 33: kvtier.v1.GetRequest
-	(*GetResponse)(nil),            // 34: kvtier.v1.GetResponse
-	(*ReserveItem)(nil),            // 35: kvtier.v1.ReserveItem
-	(*ReserveRequest)(nil),         // 36: kvtier.v1.ReserveRequest
-	(*Reservation)(nil),            // 37: kvtier.v1.Reservation
-	(*ReserveResponse)(nil),        // 38: kvtier.v1.ReserveResponse
-	(*CommitRequest)(nil),          // 39: kvtier.v1.CommitRequest
-	(*CommitResponse)(nil),         // 40: kvtier.v1.CommitResponse
-	(*AbortRequest)(nil),           // 41: kvtier.v1.AbortRequest
-	(*AbortResponse)(nil),          // 42: kvtier.v1.AbortResponse
-	(*PrefetchRequest)(nil),        // 43: kvtier.v1.PrefetchRequest
-	(*PrefetchResponse)(nil),       // 44: kvtier.v1.PrefetchResponse
-	(*CancelPrefetchRequest)(nil),  // 45: kvtier.v1.CancelPrefetchRequest
-	(*CancelPrefetchResponse)(nil), // 46: kvtier.v1.CancelPrefetchResponse
-	(*RenewLeaseRequest)(nil),      // 47: kvtier.v1.RenewLeaseRequest
-	(*ReleaseLeaseRequest)(nil),    // 48: kvtier.v1.ReleaseLeaseRequest
-	(*ReleaseLeaseResponse)(nil),   // 49: kvtier.v1.ReleaseLeaseResponse
-	(*DeleteRequest)(nil),          // 50: kvtier.v1.DeleteRequest
-	(*DeleteResponse)(nil),         // 51: kvtier.v1.DeleteResponse
-	(*ClearRequest)(nil),           // 52: kvtier.v1.ClearRequest
-	(*ClearResponse)(nil),          // 53: kvtier.v1.ClearResponse
-	(*ListRequest)(nil),            // 54: kvtier.v1.ListRequest
-	(*ListEntry)(nil),              // 55: kvtier.v1.ListEntry
-	(*ListResponse)(nil),           // 56: kvtier.v1.ListResponse
-	(*StatsRequest)(nil),           // 57: kvtier.v1.StatsRequest
-	(*DeviceStats)(nil),            // 58: kvtier.v1.DeviceStats
-	(*TierStats)(nil),              // 59: kvtier.v1.TierStats
-	(*UploadStats)(nil),            // 60: kvtier.v1.UploadStats
-	(*Curve)(nil),                  // 61: kvtier.v1.Curve
-	(*AdmissionStats)(nil),         // 62: kvtier.v1.AdmissionStats
-	(*WriteBudget)(nil),            // 63: kvtier.v1.WriteBudget
-	(*PrefetchStats)(nil),          // 64: kvtier.v1.PrefetchStats
-	(*CatalogStats)(nil),           // 65: kvtier.v1.CatalogStats
-	(*StatsResponse)(nil),          // 66: kvtier.v1.StatsResponse
-	(*NamespaceStats)(nil),         // 67: kvtier.v1.NamespaceStats
-	(*WatchRequest)(nil),           // 68: kvtier.v1.WatchRequest
-	(*Event)(nil),                  // 69: kvtier.v1.Event
-	(*WatchResponse)(nil),          // 70: kvtier.v1.WatchResponse
-	(*PinRequest)(nil),             // 71: kvtier.v1.PinRequest
-	(*PinResult)(nil),              // 72: kvtier.v1.PinResult
-	(*PinResponse)(nil),            // 73: kvtier.v1.PinResponse
-	(*UnpinRequest)(nil),           // 74: kvtier.v1.UnpinRequest
-	(*UnpinResponse)(nil),          // 75: kvtier.v1.UnpinResponse
-	(*StartScrubRequest)(nil),      // 76: kvtier.v1.StartScrubRequest
-	(*StopScrubRequest)(nil),       // 77: kvtier.v1.StopScrubRequest
-	(*ScrubStatus)(nil),            // 78: kvtier.v1.ScrubStatus
-	(*ListSessionsRequest)(nil),    // 79: kvtier.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil),   // 80: kvtier.v1.ListSessionsResponse
-	(*SessionInfo)(nil),            // 81: kvtier.v1.SessionInfo
-	(*IdentityUsage)(nil),          // 82: kvtier.v1.IdentityUsage
-	(*ListPoliciesRequest)(nil),    // 83: kvtier.v1.ListPoliciesRequest
-	(*TierPolicy)(nil),             // 84: kvtier.v1.TierPolicy
-	(*ListPoliciesResponse)(nil),   // 85: kvtier.v1.ListPoliciesResponse
-	(*SetPolicyRequest)(nil),       // 86: kvtier.v1.SetPolicyRequest
-	(*SetPolicyResponse)(nil),      // 87: kvtier.v1.SetPolicyResponse
-	(*ObjectSweep)(nil),            // 88: kvtier.v1.ObjectSweep
-	(*SweepObjectsRequest)(nil),    // 89: kvtier.v1.SweepObjectsRequest
-	(*ImportObjectsRequest)(nil),   // 90: kvtier.v1.ImportObjectsRequest
-	(*ObjectImport)(nil),           // 91: kvtier.v1.ObjectImport
-	(*ListObjectsRequest)(nil),     // 92: kvtier.v1.ListObjectsRequest
-	(*ObjectInfo)(nil),             // 93: kvtier.v1.ObjectInfo
-	(*ListObjectsResponse)(nil),    // 94: kvtier.v1.ListObjectsResponse
-	(*ObjectUsageRequest)(nil),     // 95: kvtier.v1.ObjectUsageRequest
-	(*ObjectUsage)(nil),            // 96: kvtier.v1.ObjectUsage
-	(*ObjectUsageResponse)(nil),    // 97: kvtier.v1.ObjectUsageResponse
-	(*SetWriteBudgetRequest)(nil),  // 98: kvtier.v1.SetWriteBudgetRequest
-	(*SetWriteBudgetResponse)(nil), // 99: kvtier.v1.SetWriteBudgetResponse
-	nil,                            // 100: kvtier.v1.AdmissionStats.RejectedEntry
-	nil,                            // 101: kvtier.v1.StatsResponse.MissesEntry
-	nil,                            // 102: kvtier.v1.StatsResponse.RemovedEntry
-	nil,                            // 103: kvtier.v1.NamespaceStats.MissesEntry
+	(*PrefillReport)(nil),          // 20: kvtier.v1.PrefillReport
+	(*ReportPrefillRequest)(nil),   // 21: kvtier.v1.ReportPrefillRequest
+	(*ReportPrefillResponse)(nil),  // 22: kvtier.v1.ReportPrefillResponse
+	(*PrefillCost)(nil),            // 23: kvtier.v1.PrefillCost
+	(*PlanRequest)(nil),            // 24: kvtier.v1.PlanRequest
+	(*Plan)(nil),                   // 25: kvtier.v1.Plan
+	(*MatchResponse)(nil),          // 26: kvtier.v1.MatchResponse
+	(*Lease)(nil),                  // 27: kvtier.v1.Lease
+	(*LocateRequest)(nil),          // 28: kvtier.v1.LocateRequest
+	(*Located)(nil),                // 29: kvtier.v1.Located
+	(*Locations)(nil),              // 30: kvtier.v1.Locations
+	(*LocateResponse)(nil),         // 31: kvtier.v1.LocateResponse
+	(*PutRequest)(nil),             // 32: kvtier.v1.PutRequest
+	(*PutOpen)(nil),                // 33: kvtier.v1.PutOpen
+	(*PutBlock)(nil),               // 34: kvtier.v1.PutBlock
+	(*PutResult)(nil),              // 35: kvtier.v1.PutResult
+	(*PutResponse)(nil),            // 36: kvtier.v1.PutResponse
+	(*GetRequest)(nil),             // 37: kvtier.v1.GetRequest
+	(*GetResponse)(nil),            // 38: kvtier.v1.GetResponse
+	(*ReserveItem)(nil),            // 39: kvtier.v1.ReserveItem
+	(*ReserveRequest)(nil),         // 40: kvtier.v1.ReserveRequest
+	(*Reservation)(nil),            // 41: kvtier.v1.Reservation
+	(*ReserveResponse)(nil),        // 42: kvtier.v1.ReserveResponse
+	(*CommitRequest)(nil),          // 43: kvtier.v1.CommitRequest
+	(*CommitResponse)(nil),         // 44: kvtier.v1.CommitResponse
+	(*AbortRequest)(nil),           // 45: kvtier.v1.AbortRequest
+	(*AbortResponse)(nil),          // 46: kvtier.v1.AbortResponse
+	(*PrefetchRequest)(nil),        // 47: kvtier.v1.PrefetchRequest
+	(*PrefetchResponse)(nil),       // 48: kvtier.v1.PrefetchResponse
+	(*CancelPrefetchRequest)(nil),  // 49: kvtier.v1.CancelPrefetchRequest
+	(*CancelPrefetchResponse)(nil), // 50: kvtier.v1.CancelPrefetchResponse
+	(*RenewLeaseRequest)(nil),      // 51: kvtier.v1.RenewLeaseRequest
+	(*ReleaseLeaseRequest)(nil),    // 52: kvtier.v1.ReleaseLeaseRequest
+	(*ReleaseLeaseResponse)(nil),   // 53: kvtier.v1.ReleaseLeaseResponse
+	(*DeleteRequest)(nil),          // 54: kvtier.v1.DeleteRequest
+	(*DeleteResponse)(nil),         // 55: kvtier.v1.DeleteResponse
+	(*ClearRequest)(nil),           // 56: kvtier.v1.ClearRequest
+	(*ClearResponse)(nil),          // 57: kvtier.v1.ClearResponse
+	(*ListRequest)(nil),            // 58: kvtier.v1.ListRequest
+	(*ListEntry)(nil),              // 59: kvtier.v1.ListEntry
+	(*ListResponse)(nil),           // 60: kvtier.v1.ListResponse
+	(*StatsRequest)(nil),           // 61: kvtier.v1.StatsRequest
+	(*DeviceStats)(nil),            // 62: kvtier.v1.DeviceStats
+	(*TierStats)(nil),              // 63: kvtier.v1.TierStats
+	(*UploadStats)(nil),            // 64: kvtier.v1.UploadStats
+	(*Curve)(nil),                  // 65: kvtier.v1.Curve
+	(*AdmissionStats)(nil),         // 66: kvtier.v1.AdmissionStats
+	(*WriteBudget)(nil),            // 67: kvtier.v1.WriteBudget
+	(*PrefetchStats)(nil),          // 68: kvtier.v1.PrefetchStats
+	(*CatalogStats)(nil),           // 69: kvtier.v1.CatalogStats
+	(*StatsResponse)(nil),          // 70: kvtier.v1.StatsResponse
+	(*NamespaceStats)(nil),         // 71: kvtier.v1.NamespaceStats
+	(*WatchRequest)(nil),           // 72: kvtier.v1.WatchRequest
+	(*Event)(nil),                  // 73: kvtier.v1.Event
+	(*WatchResponse)(nil),          // 74: kvtier.v1.WatchResponse
+	(*PinRequest)(nil),             // 75: kvtier.v1.PinRequest
+	(*PinResult)(nil),              // 76: kvtier.v1.PinResult
+	(*PinResponse)(nil),            // 77: kvtier.v1.PinResponse
+	(*UnpinRequest)(nil),           // 78: kvtier.v1.UnpinRequest
+	(*UnpinResponse)(nil),          // 79: kvtier.v1.UnpinResponse
+	(*StartScrubRequest)(nil),      // 80: kvtier.v1.StartScrubRequest
+	(*StopScrubRequest)(nil),       // 81: kvtier.v1.StopScrubRequest
+	(*ScrubStatus)(nil),            // 82: kvtier.v1.ScrubStatus
+	(*ListSessionsRequest)(nil),    // 83: kvtier.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),   // 84: kvtier.v1.ListSessionsResponse
+	(*SessionInfo)(nil),            // 85: kvtier.v1.SessionInfo
+	(*IdentityUsage)(nil),          // 86: kvtier.v1.IdentityUsage
+	(*ListPoliciesRequest)(nil),    // 87: kvtier.v1.ListPoliciesRequest
+	(*TierPolicy)(nil),             // 88: kvtier.v1.TierPolicy
+	(*ListPoliciesResponse)(nil),   // 89: kvtier.v1.ListPoliciesResponse
+	(*SetPolicyRequest)(nil),       // 90: kvtier.v1.SetPolicyRequest
+	(*SetPolicyResponse)(nil),      // 91: kvtier.v1.SetPolicyResponse
+	(*ObjectSweep)(nil),            // 92: kvtier.v1.ObjectSweep
+	(*SweepObjectsRequest)(nil),    // 93: kvtier.v1.SweepObjectsRequest
+	(*ImportObjectsRequest)(nil),   // 94: kvtier.v1.ImportObjectsRequest
+	(*ObjectImport)(nil),           // 95: kvtier.v1.ObjectImport
+	(*ListObjectsRequest)(nil),     // 96: kvtier.v1.ListObjectsRequest
+	(*ObjectInfo)(nil),             // 97: kvtier.v1.ObjectInfo
+	(*ListObjectsResponse)(nil),    // 98: kvtier.v1.ListObjectsResponse
+	(*ObjectUsageRequest)(nil),     // 99: kvtier.v1.ObjectUsageRequest
+	(*ObjectUsage)(nil),            // 100: kvtier.v1.ObjectUsage
+	(*ObjectUsageResponse)(nil),    // 101: kvtier.v1.ObjectUsageResponse
+	(*SetWriteBudgetRequest)(nil),  // 102: kvtier.v1.SetWriteBudgetRequest
+	(*SetWriteBudgetResponse)(nil), // 103: kvtier.v1.SetWriteBudgetResponse
+	nil,                            // 104: kvtier.v1.AdmissionStats.RejectedEntry
+	nil,                            // 105: kvtier.v1.StatsResponse.MissesEntry
+	nil,                            // 106: kvtier.v1.StatsResponse.RemovedEntry
+	nil,                            // 107: kvtier.v1.NamespaceStats.MissesEntry
 }
 var file_kvtier_proto_depIdxs = []int32{
 	2,   // 0: kvtier.v1.Failure.cause:type_name -> kvtier.v1.Cause
@@ -7869,133 +8116,138 @@ var file_kvtier_proto_depIdxs = []int32{
 	10,  // 4: kvtier.v1.Namespace.sessions:type_name -> kvtier.v1.Sessions
 	13,  // 5: kvtier.v1.NamespaceInfo.namespace:type_name -> kvtier.v1.Namespace
 	16,  // 6: kvtier.v1.ListNamespacesResponse.namespaces:type_name -> kvtier.v1.NamespaceInfo
-	20,  // 7: kvtier.v1.MatchRequest.plan:type_name -> kvtier.v1.PlanRequest
-	19,  // 8: kvtier.v1.PlanRequest.prefill:type_name -> kvtier.v1.Prefill
-	23,  // 9: kvtier.v1.MatchResponse.lease:type_name -> kvtier.v1.Lease
-	21,  // 10: kvtier.v1.MatchResponse.plan:type_name -> kvtier.v1.Plan
-	0,   // 11: kvtier.v1.Located.tier:type_name -> kvtier.v1.Tier
-	25,  // 12: kvtier.v1.Locations.places:type_name -> kvtier.v1.Located
-	26,  // 13: kvtier.v1.LocateResponse.keys:type_name -> kvtier.v1.Locations
-	29,  // 14: kvtier.v1.PutRequest.open:type_name -> kvtier.v1.PutOpen
-	30,  // 15: kvtier.v1.PutRequest.block:type_name -> kvtier.v1.PutBlock
-	0,   // 16: kvtier.v1.PutOpen.durable:type_name -> kvtier.v1.Tier
-	3,   // 17: kvtier.v1.PutResult.status:type_name -> kvtier.v1.PutStatus
-	7,   // 18: kvtier.v1.PutResult.failure:type_name -> kvtier.v1.Failure
-	31,  // 19: kvtier.v1.PutResponse.results:type_name -> kvtier.v1.PutResult
-	20,  // 20: kvtier.v1.GetRequest.plan:type_name -> kvtier.v1.PlanRequest
-	1,   // 21: kvtier.v1.GetResponse.reason:type_name -> kvtier.v1.MissReason
-	0,   // 22: kvtier.v1.GetResponse.tier:type_name -> kvtier.v1.Tier
-	35,  // 23: kvtier.v1.ReserveRequest.items:type_name -> kvtier.v1.ReserveItem
-	0,   // 24: kvtier.v1.ReserveRequest.durable:type_name -> kvtier.v1.Tier
-	3,   // 25: kvtier.v1.Reservation.status:type_name -> kvtier.v1.PutStatus
-	7,   // 26: kvtier.v1.Reservation.failure:type_name -> kvtier.v1.Failure
-	37,  // 27: kvtier.v1.ReserveResponse.items:type_name -> kvtier.v1.Reservation
-	31,  // 28: kvtier.v1.CommitResponse.results:type_name -> kvtier.v1.PutResult
-	1,   // 29: kvtier.v1.PrefetchResponse.reason:type_name -> kvtier.v1.MissReason
-	0,   // 30: kvtier.v1.PrefetchResponse.tier:type_name -> kvtier.v1.Tier
-	0,   // 31: kvtier.v1.ListEntry.tiers:type_name -> kvtier.v1.Tier
-	55,  // 32: kvtier.v1.ListResponse.entries:type_name -> kvtier.v1.ListEntry
-	0,   // 33: kvtier.v1.TierStats.tier:type_name -> kvtier.v1.Tier
-	58,  // 34: kvtier.v1.TierStats.devices:type_name -> kvtier.v1.DeviceStats
-	62,  // 35: kvtier.v1.TierStats.admission:type_name -> kvtier.v1.AdmissionStats
-	61,  // 36: kvtier.v1.TierStats.curves:type_name -> kvtier.v1.Curve
-	60,  // 37: kvtier.v1.TierStats.uploads:type_name -> kvtier.v1.UploadStats
-	100, // 38: kvtier.v1.AdmissionStats.rejected:type_name -> kvtier.v1.AdmissionStats.RejectedEntry
-	63,  // 39: kvtier.v1.AdmissionStats.budgets:type_name -> kvtier.v1.WriteBudget
-	0,   // 40: kvtier.v1.WriteBudget.tier:type_name -> kvtier.v1.Tier
-	59,  // 41: kvtier.v1.StatsResponse.tiers:type_name -> kvtier.v1.TierStats
-	101, // 42: kvtier.v1.StatsResponse.misses:type_name -> kvtier.v1.StatsResponse.MissesEntry
-	102, // 43: kvtier.v1.StatsResponse.removed:type_name -> kvtier.v1.StatsResponse.RemovedEntry
-	64,  // 44: kvtier.v1.StatsResponse.prefetch:type_name -> kvtier.v1.PrefetchStats
-	78,  // 45: kvtier.v1.StatsResponse.scrub:type_name -> kvtier.v1.ScrubStatus
-	65,  // 46: kvtier.v1.StatsResponse.catalog:type_name -> kvtier.v1.CatalogStats
-	67,  // 47: kvtier.v1.StatsResponse.by_namespace:type_name -> kvtier.v1.NamespaceStats
-	88,  // 48: kvtier.v1.StatsResponse.object_sweeps:type_name -> kvtier.v1.ObjectSweep
-	103, // 49: kvtier.v1.NamespaceStats.misses:type_name -> kvtier.v1.NamespaceStats.MissesEntry
-	4,   // 50: kvtier.v1.Event.kind:type_name -> kvtier.v1.EventKind
-	0,   // 51: kvtier.v1.Event.tier:type_name -> kvtier.v1.Tier
-	5,   // 52: kvtier.v1.Event.reason:type_name -> kvtier.v1.Reason
-	69,  // 53: kvtier.v1.WatchResponse.event:type_name -> kvtier.v1.Event
-	7,   // 54: kvtier.v1.PinResult.failure:type_name -> kvtier.v1.Failure
-	72,  // 55: kvtier.v1.PinResponse.results:type_name -> kvtier.v1.PinResult
-	6,   // 56: kvtier.v1.ScrubStatus.state:type_name -> kvtier.v1.ScrubState
-	81,  // 57: kvtier.v1.ListSessionsResponse.sessions:type_name -> kvtier.v1.SessionInfo
-	82,  // 58: kvtier.v1.SessionInfo.identity_usage:type_name -> kvtier.v1.IdentityUsage
-	0,   // 59: kvtier.v1.TierPolicy.tier:type_name -> kvtier.v1.Tier
-	84,  // 60: kvtier.v1.ListPoliciesResponse.tiers:type_name -> kvtier.v1.TierPolicy
-	0,   // 61: kvtier.v1.SetPolicyRequest.tier:type_name -> kvtier.v1.Tier
-	93,  // 62: kvtier.v1.ListObjectsResponse.objects:type_name -> kvtier.v1.ObjectInfo
-	96,  // 63: kvtier.v1.ObjectUsageResponse.usage:type_name -> kvtier.v1.ObjectUsage
-	63,  // 64: kvtier.v1.SetWriteBudgetRequest.budget:type_name -> kvtier.v1.WriteBudget
-	8,   // 65: kvtier.v1.Kvtier.Ping:input_type -> kvtier.v1.PingRequest
-	12,  // 66: kvtier.v1.Kvtier.OpenNamespace:input_type -> kvtier.v1.OpenNamespaceRequest
-	14,  // 67: kvtier.v1.Kvtier.GetNamespace:input_type -> kvtier.v1.GetNamespaceRequest
-	15,  // 68: kvtier.v1.Kvtier.ListNamespaces:input_type -> kvtier.v1.ListNamespacesRequest
-	18,  // 69: kvtier.v1.Kvtier.Match:input_type -> kvtier.v1.MatchRequest
-	24,  // 70: kvtier.v1.Kvtier.Locate:input_type -> kvtier.v1.LocateRequest
-	28,  // 71: kvtier.v1.Kvtier.Put:input_type -> kvtier.v1.PutRequest
-	33,  // 72: kvtier.v1.Kvtier.Get:input_type -> kvtier.v1.GetRequest
-	36,  // 73: kvtier.v1.Kvtier.Reserve:input_type -> kvtier.v1.ReserveRequest
-	39,  // 74: kvtier.v1.Kvtier.Commit:input_type -> kvtier.v1.CommitRequest
-	41,  // 75: kvtier.v1.Kvtier.Abort:input_type -> kvtier.v1.AbortRequest
-	43,  // 76: kvtier.v1.Kvtier.Prefetch:input_type -> kvtier.v1.PrefetchRequest
-	45,  // 77: kvtier.v1.Kvtier.CancelPrefetch:input_type -> kvtier.v1.CancelPrefetchRequest
-	47,  // 78: kvtier.v1.Kvtier.RenewLease:input_type -> kvtier.v1.RenewLeaseRequest
-	48,  // 79: kvtier.v1.Kvtier.ReleaseLease:input_type -> kvtier.v1.ReleaseLeaseRequest
-	50,  // 80: kvtier.v1.Kvtier.Delete:input_type -> kvtier.v1.DeleteRequest
-	52,  // 81: kvtier.v1.Kvtier.Clear:input_type -> kvtier.v1.ClearRequest
-	54,  // 82: kvtier.v1.Kvtier.List:input_type -> kvtier.v1.ListRequest
-	79,  // 83: kvtier.v1.Kvtier.ListSessions:input_type -> kvtier.v1.ListSessionsRequest
-	57,  // 84: kvtier.v1.Kvtier.Stats:input_type -> kvtier.v1.StatsRequest
-	68,  // 85: kvtier.v1.Kvtier.Watch:input_type -> kvtier.v1.WatchRequest
-	71,  // 86: kvtier.v1.Kvtier.Pin:input_type -> kvtier.v1.PinRequest
-	74,  // 87: kvtier.v1.Kvtier.Unpin:input_type -> kvtier.v1.UnpinRequest
-	76,  // 88: kvtier.v1.Kvtier.StartScrub:input_type -> kvtier.v1.StartScrubRequest
-	77,  // 89: kvtier.v1.Kvtier.StopScrub:input_type -> kvtier.v1.StopScrubRequest
-	83,  // 90: kvtier.v1.Kvtier.ListPolicies:input_type -> kvtier.v1.ListPoliciesRequest
-	86,  // 91: kvtier.v1.Kvtier.SetPolicy:input_type -> kvtier.v1.SetPolicyRequest
-	92,  // 92: kvtier.v1.Kvtier.ListObjects:input_type -> kvtier.v1.ListObjectsRequest
-	95,  // 93: kvtier.v1.Kvtier.ObjectUsage:input_type -> kvtier.v1.ObjectUsageRequest
-	89,  // 94: kvtier.v1.Kvtier.SweepObjects:input_type -> kvtier.v1.SweepObjectsRequest
-	90,  // 95: kvtier.v1.Kvtier.ImportObjects:input_type -> kvtier.v1.ImportObjectsRequest
-	98,  // 96: kvtier.v1.Kvtier.SetWriteBudget:input_type -> kvtier.v1.SetWriteBudgetRequest
-	9,   // 97: kvtier.v1.Kvtier.Ping:output_type -> kvtier.v1.PingResponse
-	13,  // 98: kvtier.v1.Kvtier.OpenNamespace:output_type -> kvtier.v1.Namespace
-	13,  // 99: kvtier.v1.Kvtier.GetNamespace:output_type -> kvtier.v1.Namespace
-	17,  // 100: kvtier.v1.Kvtier.ListNamespaces:output_type -> kvtier.v1.ListNamespacesResponse
-	22,  // 101: kvtier.v1.Kvtier.Match:output_type -> kvtier.v1.MatchResponse
-	27,  // 102: kvtier.v1.Kvtier.Locate:output_type -> kvtier.v1.LocateResponse
-	32,  // 103: kvtier.v1.Kvtier.Put:output_type -> kvtier.v1.PutResponse
-	34,  // 104: kvtier.v1.Kvtier.Get:output_type -> kvtier.v1.GetResponse
-	38,  // 105: kvtier.v1.Kvtier.Reserve:output_type -> kvtier.v1.ReserveResponse
-	40,  // 106: kvtier.v1.Kvtier.Commit:output_type -> kvtier.v1.CommitResponse
-	42,  // 107: kvtier.v1.Kvtier.Abort:output_type -> kvtier.v1.AbortResponse
-	44,  // 108: kvtier.v1.Kvtier.Prefetch:output_type -> kvtier.v1.PrefetchResponse
-	46,  // 109: kvtier.v1.Kvtier.CancelPrefetch:output_type -> kvtier.v1.CancelPrefetchResponse
-	23,  // 110: kvtier.v1.Kvtier.RenewLease:output_type -> kvtier.v1.Lease
-	49,  // 111: kvtier.v1.Kvtier.ReleaseLease:output_type -> kvtier.v1.ReleaseLeaseResponse
-	51,  // 112: kvtier.v1.Kvtier.Delete:output_type -> kvtier.v1.DeleteResponse
-	53,  // 113: kvtier.v1.Kvtier.Clear:output_type -> kvtier.v1.ClearResponse
-	56,  // 114: kvtier.v1.Kvtier.List:output_type -> kvtier.v1.ListResponse
-	80,  // 115: kvtier.v1.Kvtier.ListSessions:output_type -> kvtier.v1.ListSessionsResponse
-	66,  // 116: kvtier.v1.Kvtier.Stats:output_type -> kvtier.v1.StatsResponse
-	70,  // 117: kvtier.v1.Kvtier.Watch:output_type -> kvtier.v1.WatchResponse
-	73,  // 118: kvtier.v1.Kvtier.Pin:output_type -> kvtier.v1.PinResponse
-	75,  // 119: kvtier.v1.Kvtier.Unpin:output_type -> kvtier.v1.UnpinResponse
-	78,  // 120: kvtier.v1.Kvtier.StartScrub:output_type -> kvtier.v1.ScrubStatus
-	78,  // 121: kvtier.v1.Kvtier.StopScrub:output_type -> kvtier.v1.ScrubStatus
-	85,  // 122: kvtier.v1.Kvtier.ListPolicies:output_type -> kvtier.v1.ListPoliciesResponse
-	87,  // 123: kvtier.v1.Kvtier.SetPolicy:output_type -> kvtier.v1.SetPolicyResponse
-	94,  // 124: kvtier.v1.Kvtier.ListObjects:output_type -> kvtier.v1.ListObjectsResponse
-	97,  // 125: kvtier.v1.Kvtier.ObjectUsage:output_type -> kvtier.v1.ObjectUsageResponse
-	88,  // 126: kvtier.v1.Kvtier.SweepObjects:output_type -> kvtier.v1.ObjectSweep
-	91,  // 127: kvtier.v1.Kvtier.ImportObjects:output_type -> kvtier.v1.ObjectImport
-	99,  // 128: kvtier.v1.Kvtier.SetWriteBudget:output_type -> kvtier.v1.SetWriteBudgetResponse
-	97,  // [97:129] is the sub-list for method output_type
-	65,  // [65:97] is the sub-list for method input_type
-	65,  // [65:65] is the sub-list for extension type_name
-	65,  // [65:65] is the sub-list for extension extendee
-	0,   // [0:65] is the sub-list for field type_name
+	24,  // 7: kvtier.v1.MatchRequest.plan:type_name -> kvtier.v1.PlanRequest
+	20,  // 8: kvtier.v1.ReportPrefillRequest.reports:type_name -> kvtier.v1.PrefillReport
+	19,  // 9: kvtier.v1.PrefillCost.prefill:type_name -> kvtier.v1.Prefill
+	19,  // 10: kvtier.v1.PlanRequest.prefill:type_name -> kvtier.v1.Prefill
+	27,  // 11: kvtier.v1.MatchResponse.lease:type_name -> kvtier.v1.Lease
+	25,  // 12: kvtier.v1.MatchResponse.plan:type_name -> kvtier.v1.Plan
+	0,   // 13: kvtier.v1.Located.tier:type_name -> kvtier.v1.Tier
+	29,  // 14: kvtier.v1.Locations.places:type_name -> kvtier.v1.Located
+	30,  // 15: kvtier.v1.LocateResponse.keys:type_name -> kvtier.v1.Locations
+	33,  // 16: kvtier.v1.PutRequest.open:type_name -> kvtier.v1.PutOpen
+	34,  // 17: kvtier.v1.PutRequest.block:type_name -> kvtier.v1.PutBlock
+	0,   // 18: kvtier.v1.PutOpen.durable:type_name -> kvtier.v1.Tier
+	3,   // 19: kvtier.v1.PutResult.status:type_name -> kvtier.v1.PutStatus
+	7,   // 20: kvtier.v1.PutResult.failure:type_name -> kvtier.v1.Failure
+	35,  // 21: kvtier.v1.PutResponse.results:type_name -> kvtier.v1.PutResult
+	24,  // 22: kvtier.v1.GetRequest.plan:type_name -> kvtier.v1.PlanRequest
+	1,   // 23: kvtier.v1.GetResponse.reason:type_name -> kvtier.v1.MissReason
+	0,   // 24: kvtier.v1.GetResponse.tier:type_name -> kvtier.v1.Tier
+	39,  // 25: kvtier.v1.ReserveRequest.items:type_name -> kvtier.v1.ReserveItem
+	0,   // 26: kvtier.v1.ReserveRequest.durable:type_name -> kvtier.v1.Tier
+	3,   // 27: kvtier.v1.Reservation.status:type_name -> kvtier.v1.PutStatus
+	7,   // 28: kvtier.v1.Reservation.failure:type_name -> kvtier.v1.Failure
+	41,  // 29: kvtier.v1.ReserveResponse.items:type_name -> kvtier.v1.Reservation
+	35,  // 30: kvtier.v1.CommitResponse.results:type_name -> kvtier.v1.PutResult
+	1,   // 31: kvtier.v1.PrefetchResponse.reason:type_name -> kvtier.v1.MissReason
+	0,   // 32: kvtier.v1.PrefetchResponse.tier:type_name -> kvtier.v1.Tier
+	0,   // 33: kvtier.v1.ListEntry.tiers:type_name -> kvtier.v1.Tier
+	59,  // 34: kvtier.v1.ListResponse.entries:type_name -> kvtier.v1.ListEntry
+	0,   // 35: kvtier.v1.TierStats.tier:type_name -> kvtier.v1.Tier
+	62,  // 36: kvtier.v1.TierStats.devices:type_name -> kvtier.v1.DeviceStats
+	66,  // 37: kvtier.v1.TierStats.admission:type_name -> kvtier.v1.AdmissionStats
+	65,  // 38: kvtier.v1.TierStats.curves:type_name -> kvtier.v1.Curve
+	64,  // 39: kvtier.v1.TierStats.uploads:type_name -> kvtier.v1.UploadStats
+	104, // 40: kvtier.v1.AdmissionStats.rejected:type_name -> kvtier.v1.AdmissionStats.RejectedEntry
+	67,  // 41: kvtier.v1.AdmissionStats.budgets:type_name -> kvtier.v1.WriteBudget
+	0,   // 42: kvtier.v1.WriteBudget.tier:type_name -> kvtier.v1.Tier
+	63,  // 43: kvtier.v1.StatsResponse.tiers:type_name -> kvtier.v1.TierStats
+	105, // 44: kvtier.v1.StatsResponse.misses:type_name -> kvtier.v1.StatsResponse.MissesEntry
+	106, // 45: kvtier.v1.StatsResponse.removed:type_name -> kvtier.v1.StatsResponse.RemovedEntry
+	68,  // 46: kvtier.v1.StatsResponse.prefetch:type_name -> kvtier.v1.PrefetchStats
+	82,  // 47: kvtier.v1.StatsResponse.scrub:type_name -> kvtier.v1.ScrubStatus
+	69,  // 48: kvtier.v1.StatsResponse.catalog:type_name -> kvtier.v1.CatalogStats
+	71,  // 49: kvtier.v1.StatsResponse.by_namespace:type_name -> kvtier.v1.NamespaceStats
+	92,  // 50: kvtier.v1.StatsResponse.object_sweeps:type_name -> kvtier.v1.ObjectSweep
+	107, // 51: kvtier.v1.NamespaceStats.misses:type_name -> kvtier.v1.NamespaceStats.MissesEntry
+	23,  // 52: kvtier.v1.NamespaceStats.prefill:type_name -> kvtier.v1.PrefillCost
+	4,   // 53: kvtier.v1.Event.kind:type_name -> kvtier.v1.EventKind
+	0,   // 54: kvtier.v1.Event.tier:type_name -> kvtier.v1.Tier
+	5,   // 55: kvtier.v1.Event.reason:type_name -> kvtier.v1.Reason
+	73,  // 56: kvtier.v1.WatchResponse.event:type_name -> kvtier.v1.Event
+	7,   // 57: kvtier.v1.PinResult.failure:type_name -> kvtier.v1.Failure
+	76,  // 58: kvtier.v1.PinResponse.results:type_name -> kvtier.v1.PinResult
+	6,   // 59: kvtier.v1.ScrubStatus.state:type_name -> kvtier.v1.ScrubState
+	85,  // 60: kvtier.v1.ListSessionsResponse.sessions:type_name -> kvtier.v1.SessionInfo
+	86,  // 61: kvtier.v1.SessionInfo.identity_usage:type_name -> kvtier.v1.IdentityUsage
+	0,   // 62: kvtier.v1.TierPolicy.tier:type_name -> kvtier.v1.Tier
+	88,  // 63: kvtier.v1.ListPoliciesResponse.tiers:type_name -> kvtier.v1.TierPolicy
+	0,   // 64: kvtier.v1.SetPolicyRequest.tier:type_name -> kvtier.v1.Tier
+	97,  // 65: kvtier.v1.ListObjectsResponse.objects:type_name -> kvtier.v1.ObjectInfo
+	100, // 66: kvtier.v1.ObjectUsageResponse.usage:type_name -> kvtier.v1.ObjectUsage
+	67,  // 67: kvtier.v1.SetWriteBudgetRequest.budget:type_name -> kvtier.v1.WriteBudget
+	8,   // 68: kvtier.v1.Kvtier.Ping:input_type -> kvtier.v1.PingRequest
+	12,  // 69: kvtier.v1.Kvtier.OpenNamespace:input_type -> kvtier.v1.OpenNamespaceRequest
+	14,  // 70: kvtier.v1.Kvtier.GetNamespace:input_type -> kvtier.v1.GetNamespaceRequest
+	15,  // 71: kvtier.v1.Kvtier.ListNamespaces:input_type -> kvtier.v1.ListNamespacesRequest
+	18,  // 72: kvtier.v1.Kvtier.Match:input_type -> kvtier.v1.MatchRequest
+	28,  // 73: kvtier.v1.Kvtier.Locate:input_type -> kvtier.v1.LocateRequest
+	32,  // 74: kvtier.v1.Kvtier.Put:input_type -> kvtier.v1.PutRequest
+	37,  // 75: kvtier.v1.Kvtier.Get:input_type -> kvtier.v1.GetRequest
+	40,  // 76: kvtier.v1.Kvtier.Reserve:input_type -> kvtier.v1.ReserveRequest
+	43,  // 77: kvtier.v1.Kvtier.Commit:input_type -> kvtier.v1.CommitRequest
+	45,  // 78: kvtier.v1.Kvtier.Abort:input_type -> kvtier.v1.AbortRequest
+	47,  // 79: kvtier.v1.Kvtier.Prefetch:input_type -> kvtier.v1.PrefetchRequest
+	49,  // 80: kvtier.v1.Kvtier.CancelPrefetch:input_type -> kvtier.v1.CancelPrefetchRequest
+	51,  // 81: kvtier.v1.Kvtier.RenewLease:input_type -> kvtier.v1.RenewLeaseRequest
+	52,  // 82: kvtier.v1.Kvtier.ReleaseLease:input_type -> kvtier.v1.ReleaseLeaseRequest
+	54,  // 83: kvtier.v1.Kvtier.Delete:input_type -> kvtier.v1.DeleteRequest
+	56,  // 84: kvtier.v1.Kvtier.Clear:input_type -> kvtier.v1.ClearRequest
+	58,  // 85: kvtier.v1.Kvtier.List:input_type -> kvtier.v1.ListRequest
+	83,  // 86: kvtier.v1.Kvtier.ListSessions:input_type -> kvtier.v1.ListSessionsRequest
+	61,  // 87: kvtier.v1.Kvtier.Stats:input_type -> kvtier.v1.StatsRequest
+	72,  // 88: kvtier.v1.Kvtier.Watch:input_type -> kvtier.v1.WatchRequest
+	75,  // 89: kvtier.v1.Kvtier.Pin:input_type -> kvtier.v1.PinRequest
+	78,  // 90: kvtier.v1.Kvtier.Unpin:input_type -> kvtier.v1.UnpinRequest
+	80,  // 91: kvtier.v1.Kvtier.StartScrub:input_type -> kvtier.v1.StartScrubRequest
+	81,  // 92: kvtier.v1.Kvtier.StopScrub:input_type -> kvtier.v1.StopScrubRequest
+	87,  // 93: kvtier.v1.Kvtier.ListPolicies:input_type -> kvtier.v1.ListPoliciesRequest
+	90,  // 94: kvtier.v1.Kvtier.SetPolicy:input_type -> kvtier.v1.SetPolicyRequest
+	96,  // 95: kvtier.v1.Kvtier.ListObjects:input_type -> kvtier.v1.ListObjectsRequest
+	99,  // 96: kvtier.v1.Kvtier.ObjectUsage:input_type -> kvtier.v1.ObjectUsageRequest
+	93,  // 97: kvtier.v1.Kvtier.SweepObjects:input_type -> kvtier.v1.SweepObjectsRequest
+	94,  // 98: kvtier.v1.Kvtier.ImportObjects:input_type -> kvtier.v1.ImportObjectsRequest
+	102, // 99: kvtier.v1.Kvtier.SetWriteBudget:input_type -> kvtier.v1.SetWriteBudgetRequest
+	21,  // 100: kvtier.v1.Kvtier.ReportPrefill:input_type -> kvtier.v1.ReportPrefillRequest
+	9,   // 101: kvtier.v1.Kvtier.Ping:output_type -> kvtier.v1.PingResponse
+	13,  // 102: kvtier.v1.Kvtier.OpenNamespace:output_type -> kvtier.v1.Namespace
+	13,  // 103: kvtier.v1.Kvtier.GetNamespace:output_type -> kvtier.v1.Namespace
+	17,  // 104: kvtier.v1.Kvtier.ListNamespaces:output_type -> kvtier.v1.ListNamespacesResponse
+	26,  // 105: kvtier.v1.Kvtier.Match:output_type -> kvtier.v1.MatchResponse
+	31,  // 106: kvtier.v1.Kvtier.Locate:output_type -> kvtier.v1.LocateResponse
+	36,  // 107: kvtier.v1.Kvtier.Put:output_type -> kvtier.v1.PutResponse
+	38,  // 108: kvtier.v1.Kvtier.Get:output_type -> kvtier.v1.GetResponse
+	42,  // 109: kvtier.v1.Kvtier.Reserve:output_type -> kvtier.v1.ReserveResponse
+	44,  // 110: kvtier.v1.Kvtier.Commit:output_type -> kvtier.v1.CommitResponse
+	46,  // 111: kvtier.v1.Kvtier.Abort:output_type -> kvtier.v1.AbortResponse
+	48,  // 112: kvtier.v1.Kvtier.Prefetch:output_type -> kvtier.v1.PrefetchResponse
+	50,  // 113: kvtier.v1.Kvtier.CancelPrefetch:output_type -> kvtier.v1.CancelPrefetchResponse
+	27,  // 114: kvtier.v1.Kvtier.RenewLease:output_type -> kvtier.v1.Lease
+	53,  // 115: kvtier.v1.Kvtier.ReleaseLease:output_type -> kvtier.v1.ReleaseLeaseResponse
+	55,  // 116: kvtier.v1.Kvtier.Delete:output_type -> kvtier.v1.DeleteResponse
+	57,  // 117: kvtier.v1.Kvtier.Clear:output_type -> kvtier.v1.ClearResponse
+	60,  // 118: kvtier.v1.Kvtier.List:output_type -> kvtier.v1.ListResponse
+	84,  // 119: kvtier.v1.Kvtier.ListSessions:output_type -> kvtier.v1.ListSessionsResponse
+	70,  // 120: kvtier.v1.Kvtier.Stats:output_type -> kvtier.v1.StatsResponse
+	74,  // 121: kvtier.v1.Kvtier.Watch:output_type -> kvtier.v1.WatchResponse
+	77,  // 122: kvtier.v1.Kvtier.Pin:output_type -> kvtier.v1.PinResponse
+	79,  // 123: kvtier.v1.Kvtier.Unpin:output_type -> kvtier.v1.UnpinResponse
+	82,  // 124: kvtier.v1.Kvtier.StartScrub:output_type -> kvtier.v1.ScrubStatus
+	82,  // 125: kvtier.v1.Kvtier.StopScrub:output_type -> kvtier.v1.ScrubStatus
+	89,  // 126: kvtier.v1.Kvtier.ListPolicies:output_type -> kvtier.v1.ListPoliciesResponse
+	91,  // 127: kvtier.v1.Kvtier.SetPolicy:output_type -> kvtier.v1.SetPolicyResponse
+	98,  // 128: kvtier.v1.Kvtier.ListObjects:output_type -> kvtier.v1.ListObjectsResponse
+	101, // 129: kvtier.v1.Kvtier.ObjectUsage:output_type -> kvtier.v1.ObjectUsageResponse
+	92,  // 130: kvtier.v1.Kvtier.SweepObjects:output_type -> kvtier.v1.ObjectSweep
+	95,  // 131: kvtier.v1.Kvtier.ImportObjects:output_type -> kvtier.v1.ObjectImport
+	103, // 132: kvtier.v1.Kvtier.SetWriteBudget:output_type -> kvtier.v1.SetWriteBudgetResponse
+	22,  // 133: kvtier.v1.Kvtier.ReportPrefill:output_type -> kvtier.v1.ReportPrefillResponse
+	101, // [101:134] is the sub-list for method output_type
+	68,  // [68:101] is the sub-list for method input_type
+	68,  // [68:68] is the sub-list for extension type_name
+	68,  // [68:68] is the sub-list for extension extendee
+	0,   // [0:68] is the sub-list for field type_name
 }
 
 func init() { file_kvtier_proto_init() }
@@ -8009,7 +8261,7 @@ func file_kvtier_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvtier_proto_rawDesc), len(file_kvtier_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   97,
+			NumMessages:   101,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -83,6 +83,7 @@ const (
 	Kvtier_SweepObjects_FullMethodName   = "/kvtier.v1.Kvtier/SweepObjects"
 	Kvtier_ImportObjects_FullMethodName  = "/kvtier.v1.Kvtier/ImportObjects"
 	Kvtier_SetWriteBudget_FullMethodName = "/kvtier.v1.Kvtier/SetWriteBudget"
+	Kvtier_ReportPrefill_FullMethodName  = "/kvtier.v1.Kvtier/ReportPrefill"
 )
 
 // KvtierClient is the client API for Kvtier service.
@@ -199,6 +200,11 @@ type KvtierClient interface {
 	// runs. INVALID_ARGUMENT for one that cannot be, FAILED_PRECONDITION when there is no
 	// such tier.
 	SetWriteBudget(ctx context.Context, in *SetWriteBudgetRequest, opts ...grpc.CallOption) (*SetWriteBudgetResponse, error)
+	// ReportPrefill tells what computing up to 4096 parts of prompts took an engine. From the
+	// last 64 reports of a namespace the server learns what prefill costs there, as long as
+	// it runs, for plans without a cost when it was not told one. INVALID_ARGUMENT, and
+	// then none of them counts.
+	ReportPrefill(ctx context.Context, in *ReportPrefillRequest, opts ...grpc.CallOption) (*ReportPrefillResponse, error)
 }
 
 type kvtierClient struct {
@@ -577,6 +583,16 @@ func (c *kvtierClient) SetWriteBudget(ctx context.Context, in *SetWriteBudgetReq
 	return out, nil
 }
 
+func (c *kvtierClient) ReportPrefill(ctx context.Context, in *ReportPrefillRequest, opts ...grpc.CallOption) (*ReportPrefillResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ReportPrefillResponse)
+	err := c.cc.Invoke(ctx, Kvtier_ReportPrefill_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // KvtierServer is the server API for Kvtier service.
 // All implementations must embed UnimplementedKvtierServer
 // for forward compatibility.
@@ -691,6 +707,11 @@ type KvtierServer interface {
 	// runs. INVALID_ARGUMENT for one that cannot be, FAILED_PRECONDITION when there is no
 	// such tier.
 	SetWriteBudget(context.Context, *SetWriteBudgetRequest) (*SetWriteBudgetResponse, error)
+	// ReportPrefill tells what computing up to 4096 parts of prompts took an engine. From the
+	// last 64 reports of a namespace the server learns what prefill costs there, as long as
+	// it runs, for plans without a cost when it was not told one. INVALID_ARGUMENT, and
+	// then none of them counts.
+	ReportPrefill(context.Context, *ReportPrefillRequest) (*ReportPrefillResponse, error)
 	mustEmbedUnimplementedKvtierServer()
 }
 
@@ -796,6 +817,9 @@ func (UnimplementedKvtierServer) ImportObjects(*ImportObjectsRequest, grpc.Serve
 }
 func (UnimplementedKvtierServer) SetWriteBudget(context.Context, *SetWriteBudgetRequest) (*SetWriteBudgetResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method SetWriteBudget not implemented")
+}
+func (UnimplementedKvtierServer) ReportPrefill(context.Context, *ReportPrefillRequest) (*ReportPrefillResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ReportPrefill not implemented")
 }
 func (UnimplementedKvtierServer) mustEmbedUnimplementedKvtierServer() {}
 func (UnimplementedKvtierServer) testEmbeddedByValue()                {}
@@ -1348,6 +1372,24 @@ func _Kvtier_SetWriteBudget_Handler(srv interface{}, ctx context.Context, dec fu
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Kvtier_ReportPrefill_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ReportPrefillRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(KvtierServer).ReportPrefill(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Kvtier_ReportPrefill_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(KvtierServer).ReportPrefill(ctx, req.(*ReportPrefillRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Kvtier_ServiceDesc is the grpc.ServiceDesc for Kvtier service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1458,6 +1500,10 @@ var Kvtier_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "SetWriteBudget",
 			Handler:    _Kvtier_SetWriteBudget_Handler,
+		},
+		{
+			MethodName: "ReportPrefill",
+			Handler:    _Kvtier_ReportPrefill_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

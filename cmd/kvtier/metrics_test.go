@@ -66,7 +66,7 @@ func aStats() block.Stats {
 			State: block.ScrubDone, Started: time.Unix(1_700_000_000, 0), Ended: time.Unix(1_700_000_060, 0), Done: 4 << 30, Total: 4 << 30,
 			Blocks: 20, Damaged: 3, Repaired: 2, Dropped: 1, Stale: 4,
 		},
-		ByNamespace: []block.NamespaceStats{{Name: "llama", Asked: 100, Matched: 60, Misses: map[string]int64{"never_stored": 7, "evicted": 3, "pending": 0}}},
+		ByNamespace: []block.NamespaceStats{{Name: "llama", Asked: 100, Matched: 60, Prefill: &block.PrefillCost{Prefill: block.Prefill{Token: 33000}, Learned: true, Reports: 12}, Misses: map[string]int64{"never_stored": 7, "evicted": 3, "pending": 0}}},
 		Catalog:     block.CatalogStats{State: block.Degraded, Reason: "write: no space left on device", Since: time.Unix(1_700_000_000, 0), Errors: 2},
 	}
 }

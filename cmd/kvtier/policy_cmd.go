@@ -43,7 +43,9 @@ func newPolicyShowCmd() *cobra.Command {
 have had by itself with each of the policies, and with half and twice the room under
 the one that it has: all estimated from a sample of the requests since the daemon's
 start. ALL is what a tier with room for everything would have had: no more can be hit.
-Then the write budgets, what may be written now, and what was turned away.`,
+Then the write budgets, what may be written now, and what was turned away; and what
+prefill costs the engines of namespaces, as serve --prefill says it or they have
+reported it (as JSON: see stat).`,
 		Args: noArgs,
 	}
 	f.add(c, "print one JSON array")
@@ -68,7 +70,10 @@ Then the write budgets, what may be written now, and what was turned away.`,
 			if err := printCurves(c.OutOrStdout(), s.Tiers); err != nil {
 				return err
 			}
-			return printBudgets(c.OutOrStdout(), s.Tiers)
+			if err := printBudgets(c.OutOrStdout(), s.Tiers); err != nil {
+				return err
+			}
+			return printPrefills(c.OutOrStdout(), s.ByNamespace)
 		})
 	}
 	return c
@@ -201,6 +206,28 @@ func printBudgets(w io.Writer, tiers []block.TierStats) error {
 		}
 	}
 	return nil
+}
+
+// printPrefills prints what prefill costs, of namespaces of which something is known.
+func printPrefills(w io.Writer, spaces []block.NamespaceStats) error {
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	head := "\nNAMESPACE\tPREFILL\tKNOWN FROM\n"
+	for _, n := range spaces {
+		c := n.Prefill
+		if c == nil {
+			continue
+		}
+		cost, from := "-", counted(c.Reports, "report")
+		if c.Prefill != (block.Prefill{}) {
+			cost = formatPrefill(c.Prefill)
+		}
+		if !c.Learned {
+			from = "--prefill"
+		}
+		fmt.Fprintf(tw, "%s%s\t%s\t%s\n", head, n.Name, cost, from)
+		head = ""
+	}
+	return tw.Flush()
 }
 
 func printPolicies(w io.Writer, all []block.TierPolicy) error {

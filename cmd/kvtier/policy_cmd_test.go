@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kvtier/kvtier/api/apitest/memstore"
 	"github.com/kvtier/kvtier/index/block"
@@ -145,6 +146,29 @@ g4: 0 blocks admitted, 0 rejected
 	got := describeTiers([]block.TierPolicy{{Tier: block.G2, Policy: "arc"}, {Tier: block.G3, Policy: "switch"}}, stats)
 	if len(got) != 3 || got[1].Policy != "switch" || len(got[1].Budgets) != 2 || got[2].Tier != "g4" || got[2].Budgets[0].Requests != 100 || got[0].Budgets != nil {
 		t.Errorf("as JSON %+v", got)
+	}
+}
+
+func TestPrintPrefills(t *testing.T) {
+	var out strings.Builder
+	err := printPrefills(&out, []block.NamespaceStats{
+		{Name: "nobody"},
+		{Name: "told", Prefill: &block.PrefillCost{Prefill: block.Prefill{Token: 33 * time.Microsecond, Position: 1.5}, Reports: 7}},
+		{Name: "learned", Prefill: &block.PrefillCost{Prefill: block.Prefill{Token: 33012, Position: 1.0987654}, Learned: true, Reports: 900}},
+		{Name: "little", Prefill: &block.PrefillCost{Learned: true, Reports: 1}},
+	})
+	const want = `
+NAMESPACE  PREFILL       KNOWN FROM
+told       33µs,1.5      --prefill
+learned    33.012µs,1.1  900 reports
+little     -             1 report
+`
+	if err != nil || out.String() != want {
+		t.Errorf("%v, %s, want %s", err, &out, want)
+	}
+	out.Reset()
+	if err := printPrefills(&out, []block.NamespaceStats{{Name: "nobody"}}); err != nil || out.Len() > 0 {
+		t.Errorf("%v, %q", err, &out)
 	}
 }
 

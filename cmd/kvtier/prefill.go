@@ -80,6 +80,11 @@ func (v *prefillValue) String() string {
 	return fmt.Sprintf("%v,%v", v.p.Token, v.p.Position)
 }
 
+// formatPrefill writes a cost as it is read, with no more digits than are known.
+func formatPrefill(p block.Prefill) string {
+	return fmt.Sprintf("%v,%.3g", p.Token, p.Position)
+}
+
 // Set reads a cost.
 func (v *prefillValue) Set(s string) (err error) {
 	*v.p, err = parsePrefill(s)

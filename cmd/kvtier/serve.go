@@ -97,7 +97,7 @@ func (f *serveFlags) add(fs *pflag.FlagSet) {
 	fs.Var(&listValue{p: &f.writeBudget, kind: "budget", check: checkBudget}, "write-budget",
 		"[TIER[/GLOB]=]SIZE[,REQUESTS]: bytes a day that evictions may write to NVMe (or to the tier g3 or g4, for the namespaces that the glob matches, with so many requests to g4),\n2TB or 600TB/5y; what it is not enough for is dropped, blocks used once first; puts, pins and the stop write in any case, and count; repeatable, the word none writes all\n(kvtier policy set changes it until the daemon stops)")
 	fs.Var(&listValue{p: &f.prefill, kind: "cost", check: checkPrefill}, "prefill",
-		"GLOB=TOKEN[,POSITION]: what prefill costs the engines of namespaces, for matches and gets that ask what is worth loading:\na token at the beginning of a prompt, such as 33us, and how many ns more for each token before it; repeatable, the first that matches counts")
+		"GLOB=TOKEN[,POSITION]: what prefill costs the engines of namespaces, for matches and gets that ask what is worth loading:\na token at the beginning of a prompt, such as 33us, and how many ns more for each token before it; repeatable, the first that matches counts\n(of others it is learned from what engines report: kvtier policy show)")
 	fs.StringVar(&f.record, "record", "", "`file` to record requests in, for kvtier sim: which blocks, by salted hashes; one that is there gets .1 behind its name (default off)")
 	sizeVar(fs, &f.recordBytes, "record-bytes", 1<<30, "most bytes that the recording may take; the last half or more of it is kept")
 	fs.DurationVar(&f.grace, "grace", time.Second, "time for which a block just committed is not dropped")

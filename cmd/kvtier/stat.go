@@ -47,6 +47,15 @@ type statNamespace struct {
 	Asked   int64            `json:"asked"`   // blocks in matches
 	Matched int64            `json:"matched"` // of those, blocks in unbroken prefixes
 	Misses  map[string]int64 `json:"misses"`  // keys not found or not served, by reason
+	Prefill *statPrefill     `json:"prefill,omitempty"`
+}
+
+// statPrefill is what prefill costs the engines of a namespace.
+type statPrefill struct {
+	TokenNS    int64   `json:"token_ns"` // with position_ns 0, too: too few reports
+	PositionNS float64 `json:"position_ns"`
+	Learned    bool    `json:"learned"` // from reports; otherwise it is that of --prefill
+	Reports    int64   `json:"reports"`
 }
 
 // statHealth is how well a medium is.
@@ -163,6 +172,13 @@ type statPrefetch struct {
 	Wasted    int64 `json:"wasted"` // of those done, that left DRAM without
 }
 
+func describePrefill(c *block.PrefillCost) *statPrefill {
+	if c == nil {
+		return nil
+	}
+	return &statPrefill{TokenNS: int64(c.Token), PositionNS: c.Position, Learned: c.Learned, Reports: c.Reports}
+}
+
 func describeStats(version string, s block.Stats) statOutput {
 	o := statOutput{
 		Version: version, UptimeSeconds: s.Uptime.Seconds(), Namespaces: s.Namespaces, Blocks: s.Blocks, Tiers: []statTier{},
@@ -178,7 +194,7 @@ func describeStats(version string, s block.Stats) statOutput {
 	}
 	o.ByNamespace = []statNamespace{}
 	for _, n := range s.ByNamespace {
-		o.ByNamespace = append(o.ByNamespace, statNamespace{n.Name, n.Asked, n.Matched, notNil(n.Misses)})
+		o.ByNamespace = append(o.ByNamespace, statNamespace{n.Name, n.Asked, n.Matched, notNil(n.Misses), describePrefill(n.Prefill)})
 	}
 	for _, t := range s.Tiers {
 		st := statTier{

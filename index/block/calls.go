@@ -370,7 +370,8 @@ type NamespaceStats struct {
 	// Misses counts keys that a match or get did not find, or a get did not serve, by
 	// reason: that of a MissReason, or instead of "absent" why it is not there:
 	// "never_stored", or that of a Reason. What left long ago counts as never stored.
-	Misses map[string]int64
+	Misses  map[string]int64
+	Prefill *PrefillCost // nil: nothing is known
 }
 
 // Wanted names a block, or a range of its bytes, to get.

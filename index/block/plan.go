@@ -46,3 +46,34 @@ type Plan struct {
 	Total     time.Duration // until all is there
 	Recompute time.Duration // until all is there if nothing is loaded
 }
+
+// MaxPrefillTokens bounds the tokens, and the position, of a PrefillReport.
+const MaxPrefillTokens = 1 << 28
+
+// PrefillReport is what an engine tells of tokens of a prompt that it has computed in one
+// go.
+type PrefillReport struct {
+	Position int64         // tokens of the prompt before them
+	Tokens   int64         // at least 1
+	Took     time.Duration // more than 0
+}
+
+// Check fails with ErrInvalid, naming the field, on a report that cannot be.
+func (r PrefillReport) Check() error {
+	switch {
+	case r.Position < 0 || r.Position > MaxPrefillTokens:
+		return fmt.Errorf("%w: prefill report: position %d, want 0 to %d", ErrInvalid, r.Position, MaxPrefillTokens)
+	case r.Tokens < 1 || r.Tokens > MaxPrefillTokens:
+		return fmt.Errorf("%w: prefill report: %d tokens, want 1 to %d", ErrInvalid, r.Tokens, MaxPrefillTokens)
+	case r.Took <= 0:
+		return fmt.Errorf("%w: prefill report: took %v, want more than 0", ErrInvalid, r.Took)
+	}
+	return nil
+}
+
+// PrefillCost is what a store knows of what prefill costs the engines of a namespace.
+type PrefillCost struct {
+	Prefill       // the zero value: too few reports
+	Learned bool  // from reports; otherwise it is configured
+	Reports int64 // since the start
+}

@@ -374,6 +374,19 @@ func (s *Store) payload(ctx context.Context, ns block.NamespaceID, hashLen int, 
 	return block.Payload{Tier: block.G2, Total: uint32(total), Sum: e.sum, Bytes: e.data[w.Offset : w.Offset+w.Length]}, nil
 }
 
+// ReportPrefill implements api.Store.
+func (s *Store) ReportPrefill(ns block.NamespaceID, reports []block.PrefillReport) error {
+	if _, err := s.NamespaceByID(ns); err != nil {
+		return err
+	}
+	for _, r := range reports {
+		if err := r.Check(); err != nil {
+			return err
+		}
+	}
+	return errNoPlans
+}
+
 // Prefetch implements api.Store.
 func (s *Store) Prefetch(ctx context.Context, ns block.NamespaceID, hashLen int, hashes []byte, o block.PrefetchOptions, progress func(block.Progress) error) error {
 	if err := o.Check(); err != nil {
