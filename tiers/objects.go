@@ -48,6 +48,7 @@ type objects struct {
 		sync.Mutex
 		// fetches are the blocks on their way up.
 		fetches map[block.Key]*fetch
+		lead    int64 // bytes of slots of those that were begun before somebody waited for them
 		// leaving are the keys whose records are being dropped, each with how many do so:
 		// they are found no more. A key is here before its block leaves the table.
 		leaving map[block.Key]int

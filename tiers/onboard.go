@@ -22,6 +22,7 @@ type fetch struct {
 	key  block.Key
 	stay bool        // it is only looked up: who wants it reads it himself
 	void atomic.Bool // the block was deleted meanwhile
+	lead int64       // bytes that it counts in objects.mu.lead
 	// users, under objects.mu, are those who wait for it or use the block.
 	users int
 	done  chan struct{}
@@ -47,20 +48,44 @@ var (
 // connection is.
 const fetchRange = 8 << 20
 
-// start has blocks brought up that no local tier has, and returns for each key the fetch,
-// which the caller leaves, or nil when the block is being deleted. Blocks that lie one behind
-// the other in an object are read together. ctx is for the beginning only.
-func (o *objects) start(ctx context.Context, keys []block.Key) []*fetch {
-	fs := make([]*fetch, len(keys))
+// leadShare is the part of G2, 1/leadShare, that may be on its way up before somebody waits
+// for it. It cannot be evicted until it is there: without a bound what runs ahead takes the
+// room of what is waited for.
+const leadShare = 4
+
+// farBlock is a block of G4 and what bringing it up takes.
+type farBlock struct {
+	key  block.Key
+	slot int64
+}
+
+// start has a block brought up that no local tier has, and those ahead as far as they may be
+// begun with before somebody waits for them. It returns the block's fetch, which the caller
+// leaves, or nil when the block is being deleted. Blocks that lie one behind the other in an
+// object are read together. ctx is for the beginning only.
+func (o *objects) start(ctx context.Context, k block.Key, ahead []farBlock) *fetch {
 	var mine []*fetch
-	for i, k := range keys {
-		var made bool
-		if fs[i], made = o.join(k); made {
-			mine = append(mine, fs[i])
+	f, made, _ := o.join(k, 0)
+	if made {
+		mine = append(mine, f)
+	}
+	for _, a := range ahead {
+		if _, e, there := o.s.table.Lookup(a.key); there && resident(&e) {
+			continue
+		}
+		before, made, full := o.join(a.key, a.slot)
+		if full {
+			break
+		}
+		if made {
+			mine = append(mine, before)
+		}
+		if before != nil {
+			o.leave(before) // it comes all the same, and may be evicted then
 		}
 	}
 	o.bring(ctx, mine)
-	return fs
+	return f
 }
 
 // bring begins fetches that join or standing made. They go on when ctx ends, unless it ends
@@ -111,20 +136,25 @@ func (o *objects) lookUpAll(fs []*fetch) (there []*fetch) {
 	return there
 }
 
-// join finds the fetch of a block, or makes one; nil when the block is being deleted.
-func (o *objects) join(k block.Key) (f *fetch, won bool) {
+// join finds the fetch of a block, or makes one; nil when the block is being deleted, or when
+// too much is on its way ahead already.
+func (o *objects) join(k block.Key, lead int64) (f *fetch, won, full bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.mu.leaving[k] > 0 {
-		return nil, false
+		return nil, false, false
 	}
 	f = o.mu.fetches[k]
 	if won = f == nil; won {
-		f = &fetch{key: k, done: make(chan struct{})}
+		if lead > 0 && o.mu.lead+lead > o.s.g2.capacity/leadShare {
+			return nil, false, true
+		}
+		f = &fetch{key: k, lead: lead, done: make(chan struct{})}
+		o.mu.lead += lead
 		o.mu.fetches[k] = f
 	}
 	f.users++
-	return f, won
+	return f, won, false
 }
 
 // standing is a fetch of a block that stays in G4.
@@ -150,6 +180,7 @@ func (o *objects) land(f *fetch, err error) {
 	if o.mu.fetches[f.key] == f {
 		delete(o.mu.fetches, f.key)
 	}
+	o.mu.lead -= f.lead
 	unused := f.users == 0
 	close(f.done)
 	o.mu.Unlock()
@@ -495,7 +526,7 @@ func (o *objects) gripFar(k block.Key, g *grip, promote bool) (made *fetch) {
 		return g.far
 	}
 	var mine bool
-	if g.far, mine = o.join(k); mine {
+	if g.far, mine, _ = o.join(k, 0); mine {
 		return g.far
 	}
 	return nil
@@ -610,23 +641,14 @@ func (s *Store) lendFar(ctx context.Context, nsID block.NamespaceID, hashLen int
 }
 
 // bringUpFar is bringUp for a block that no local tier has.
-func (s *Store) bringUpFar(ctx context.Context, k block.Key, ahead []block.Key) (block.MissReason, block.TierID) {
+func (s *Store) bringUpFar(ctx context.Context, k block.Key, ahead []farBlock) (block.MissReason, block.TierID) {
 	o := s.objects
-	if len(ahead) == 0 {
-		ahead = []block.Key{k} // a local tier had it when it was asked for
-	}
-	fs := o.start(ctx, ahead[:min(len(ahead), prefetchAhead)])
-	defer func() {
-		for _, f := range fs {
-			if f != nil {
-				o.leave(f)
-			}
-		}
-	}()
-	if fs[0] == nil {
+	f := o.start(ctx, k, ahead[:min(len(ahead), prefetchAhead)])
+	if f == nil {
 		return block.MissAbsent, block.NoTier
 	}
-	switch err := fs[0].await(ctx); {
+	defer o.leave(f)
+	switch err := f.await(ctx); {
 	case err == nil:
 		return block.Hit, block.G2
 	case errors.Is(err, block.ErrNotFound):

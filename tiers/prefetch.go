@@ -28,7 +28,8 @@ func (s *Store) Prefetch(ctx context.Context, nsID block.NamespaceID, hashLen in
 		reason block.MissReason
 	}
 	var items []prefetchItem
-	var absent, far []block.Key
+	var absent []block.Key
+	var far []farBlock
 	var sure, maybe []known
 	for i := range n {
 		k := keyAt(nsID, hashLen, hashes, i)
@@ -56,13 +57,14 @@ func (s *Store) Prefetch(ctx context.Context, nsID block.NamespaceID, hashLen in
 			}
 			slot, _ := SlotBytes(int64(found[j].rec.Len))
 			items = append(items, prefetchItem{key: absent[j], bytes: slot, index: maybe[j].i})
-			far = append(far, absent[j])
+			far = append(far, farBlock{absent[j], slot})
 		}
 		slices.SortFunc(items, func(a, b prefetchItem) int { return a.index - b.index })
 	}
 	for i := range items {
-		if len(far) > 0 && items[i].key == far[0] {
-			items[i].ahead, far = far, far[1:]
+		if len(far) > 0 && items[i].key == far[0].key {
+			far = far[1:]
+			items[i].ahead = far
 		}
 	}
 	r, err := s.prefetches.add(ctx, o, n, items)
@@ -107,9 +109,9 @@ func (s *Store) prefetcher() {
 	}
 }
 
-// bringUp brings one block up. ahead are those of the same request from this one on that
+// bringUp brings one block up. ahead are those of the same request behind this one that
 // were in G4: they come along, so that neighbours in an object are read together.
-func (s *Store) bringUp(ctx context.Context, k block.Key, ahead []block.Key) (block.MissReason, block.TierID) {
+func (s *Store) bringUp(ctx context.Context, k block.Key, ahead []farBlock) (block.MissReason, block.TierID) {
 	g := s.grip(k)
 	if g.h == 0 && g.reason == block.MissAbsent && s.objects != nil {
 		return s.bringUpFar(ctx, k, ahead)

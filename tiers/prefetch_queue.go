@@ -50,9 +50,8 @@ type prefetchItem struct {
 	key   block.Key
 	bytes int64 // that bringing it up takes
 	index int   // in the request
-	// ahead, of a block that no local tier has, are those of the request in G4 from this
-	// one on.
-	ahead []block.Key
+	// ahead, of a block that no local tier has, are those of the request in G4 behind it.
+	ahead []farBlock
 
 	req *prefetchRequest
 }

@@ -297,7 +297,7 @@ func (w *walker) fromG4(e *index.Entry) (ok, far bool) {
 	if r, why, _ := o.find(w.ctx, k); why != block.Hit || r.Sum != e.Sum {
 		return false, false
 	}
-	if f := o.start(w.ctx, []block.Key{k})[0]; f != nil {
+	if f := o.start(w.ctx, k, nil); f != nil {
 		if f.await(w.ctx) == nil {
 			ok = w.s.copyTo(w.ctx, w.s.g3, []block.Handle{f.h})[0] == nil
 		}
