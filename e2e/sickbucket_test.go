@@ -177,7 +177,7 @@ func TestSickBucket(t *testing.T) {
 					return
 				}
 			}
-		}, reasons{block.MissUnavailable: true, block.MissDeadline: true}, false, false},
+		}, reasons{block.MissUnavailable: true, block.MissDeadline: true}, true, true},
 		{"full", func(w http.ResponseWriter, r *http.Request, forward http.Handler) {
 			if r.Method == http.MethodPut {
 				servers.FailS3(w, r, http.StatusInsufficientStorage, "XMinioStorageFull")
@@ -199,7 +199,7 @@ func TestSickBucket(t *testing.T) {
 		if why := s.read(s.put-1, time.Minute); why != block.Hit {
 			t.Errorf("%s: the block put last is a miss: %v", f.name, why)
 		}
-		if f.sick || f.writes { // else what is to leave waits, and so do puts
+		if f.sick || f.writes { // else what is to leave may wait, and so do puts
 			s.more(8, block.G3)
 			if f.writes {
 				s.more(100, block.G3) // some have to leave NVMe

@@ -441,6 +441,12 @@ func (s *Store) attendBucket(p *objectBucket) {
 	s.attendTo(p.health, func() error {
 		ctx, cancel := context.WithTimeout(s.life, bucketPatience)
 		defer cancel()
+		// Asked first: what follows takes its time to fail.
+		short, stop := context.WithTimeout(ctx, p.health.stallAfter)
+		defer stop()
+		if !p.service.Answers(short) {
+			return fmt.Errorf("%w within %v", bucket.ErrNoAnswer, p.health.stallAfter)
+		}
 		if err := p.claim(ctx); err != nil {
 			return err
 		}

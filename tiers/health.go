@@ -16,7 +16,8 @@ import (
 //	healthy  -> degraded   an operation failed
 //	degraded -> healthy    enough went well, or a probe did, and nothing failed for a while
 //	any      -> down       downAfter operations failed in a row, nothing was heard of one
-//	                       for stallAfter, or a flush failed
+//	                       for stallAfter, nor of a bucket that was asked then, or a flush
+//	                       failed
 //	down     -> healthy    a probe went well
 //
 // A medium that is down is left alone: its blocks are missed at once, new ones
@@ -27,12 +28,15 @@ type health struct {
 	name       string
 	log        *slog.Logger
 	stallAfter time.Duration
-	quiet      time.Duration // without a failure, before a degraded medium is healthy
-	rest       atomic.Uint32 // healthRank, for who only looks
-	kick       chan struct{} // buffer of 1: a probe may go well now
-	start      time.Time
-	lines      logRate
-	mu         struct {
+	// answers, of a bucket, asks it for something small until ctx ends: an operation of which
+	// nothing is heard may be a large one, and says nothing by itself. nil for a slab.
+	answers func(ctx context.Context) bool
+	quiet   time.Duration // without a failure, before a degraded medium is healthy
+	rest    atomic.Uint32 // healthRank, for who only looks
+	kick    chan struct{} // buffer of 1: a probe may go well now
+	start   time.Time
+	lines   logRate
+	mu      struct {
 		sync.Mutex
 		state, reason string
 		since         time.Time
@@ -197,16 +201,40 @@ func (h *health) probed(err error) {
 	}
 }
 
-// look finds out whether an operation stalls.
-func (h *health) look() {
+// look finds out whether an operation stalls. Of a bucket it says that one may: then the
+// bucket is to be asked.
+func (h *health) look() (ask bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.mu.state == block.Down {
+		return false
+	}
 	now := h.now()
 	for op := range h.mu.ops {
-		if now-op.heard.Load() > int64(h.stallAfter) {
-			h.sinkNow(fmt.Sprintf("nothing was heard of an operation for %v", h.stallAfter))
-			return
+		if now-op.heard.Load() <= int64(h.stallAfter) {
+			continue
 		}
+		if h.answers != nil {
+			return true
+		}
+		h.sinkNow(fmt.Sprintf("nothing was heard of an operation for %v", h.stallAfter))
+		return false
+	}
+	return false
+}
+
+// asked takes what a bucket was asked for. One that answers is not asked again for a while
+// for the sake of the operations that are under way.
+func (h *health) asked(answers bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !answers {
+		h.sinkNow(fmt.Sprintf("nothing was heard of an operation for %v, and a small request got no answer within %v", h.stallAfter, h.stallAfter))
+		return
+	}
+	now := h.now()
+	for op := range h.mu.ops {
+		op.heard.Store(now)
 	}
 }
 

@@ -2,6 +2,7 @@ package tiers
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"log/slog"
 	"strings"
@@ -87,6 +88,28 @@ func TestHealthStates(t *testing.T) {
 	h.end(second)
 	h.probed(nil)
 
+	// A bucket is asked first.
+	h.answers = func(context.Context) bool { return true }
+	op = h.enter()
+	op.heard.Store(late)
+	if !h.look() {
+		t.Error("a bucket that may stall is not asked")
+	}
+	want(block.Healthy, 2*downAfter-1)
+	h.asked(true)
+	if h.look() {
+		t.Error("a bucket that has just answered is asked again")
+	}
+	op.heard.Store(late)
+	h.asked(false)
+	want(block.Down, 2*downAfter-1)
+	if h.look() {
+		t.Error("a bucket that is down is asked, beside the probes")
+	}
+	h.end(op)
+	h.probed(nil)
+	h.answers = nil
+
 	if err := h.watchFlush(func() error { return broken })(); !errors.Is(err, broken) {
 		t.Errorf("flush: %v", err)
 	}
@@ -96,8 +119,8 @@ func TestHealthStates(t *testing.T) {
 	}
 	want(block.Down, 2*downAfter)
 
-	if n := strings.Count(log.String(), "device is down"); n != 3 {
-		t.Errorf("%d lines of a device that went down, want 3:\n%s", n, &log)
+	if n := strings.Count(log.String(), "device is down"); n != 4 {
+		t.Errorf("%d lines of a device that went down, want 4:\n%s", n, &log)
 	}
 }
 

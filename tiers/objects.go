@@ -144,7 +144,7 @@ func (s *Store) openObjects(ctx context.Context) error {
 func (o *objects) open(ctx context.Context, service bucket.Service, known []index.BucketRecord) (*objectBucket, error) {
 	s := o.s
 	p := &objectBucket{service: service, health: newHealth(service.String(), s.opts)}
-	p.health.what, p.health.stallAfter = "bucket", 3*bucketPatience
+	p.health.what, p.health.stallAfter, p.health.answers = "bucket", s.opts.StallAfter/2, service.Answers
 	p.mu.described = map[block.NamespaceID]bool{}
 	p.writes.kick = make(chan struct{}, 1)
 	rec := index.BucketRecord{URL: service.String(), Cluster: s.opts.Cluster}

@@ -32,6 +32,8 @@ type fakeBucket struct {
 	// all reads, also of what else there is.
 	spoiled int
 	page    int // objects in a page of a list; 0: all
+	// hung, if not nil, has calls wait for its end, or that of their context.
+	hung chan struct{}
 }
 
 func newFakeBucket() *fakeBucket {
@@ -41,8 +43,14 @@ func newFakeBucket() *fakeBucket {
 func (b *fakeBucket) begin(ctx context.Context, op, key string) error {
 	b.mu.Lock()
 	b.calls[op]++
-	before := b.before
+	before, hung := b.before, b.hung
 	b.mu.Unlock()
+	if hung != nil {
+		select {
+		case <-hung:
+		case <-ctx.Done():
+		}
+	}
 	if before != nil {
 		if err := before(op, key); err != nil {
 			return err
@@ -54,6 +62,11 @@ func (b *fakeBucket) begin(ctx context.Context, op, key string) error {
 func (b *fakeBucket) String() string { return "fake://bucket/" }
 
 func (b *fakeBucket) Check(ctx context.Context) error { return b.begin(ctx, "check", "") }
+
+func (b *fakeBucket) Answers(ctx context.Context) bool {
+	_ = b.begin(ctx, "answers", "") // a refusal is an answer
+	return ctx.Err() == nil
+}
 
 func (b *fakeBucket) Get(ctx context.Context, key string, off int64, dst [][]byte) error {
 	if err := b.begin(ctx, "get", key); err != nil {
@@ -183,6 +196,20 @@ func (b *fakeBucket) damage(change func(o []byte)) {
 			change(o)
 		}
 	}
+}
+
+// hang has calls get no answer until goOn is called.
+func (b *fakeBucket) hang() (goOn func()) {
+	hung := make(chan struct{})
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.hung = hung
+	return sync.OnceFunc(func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.hung = nil
+		close(hung)
+	})
 }
 
 // spoil has the next n reads of packed objects give wrong bytes, or with -1 all reads.

@@ -72,7 +72,9 @@ type Options struct {
 	// PrefetchBytes bounds what prefetches may have under way.
 	PrefetchBytes int64
 	// StallAfter is how long a transfer to or from a device of G3 may go on without
-	// any of its blocks being done, or a flush, before the device counts as down.
+	// any of its blocks being done, or a flush, before the device counts as down. A
+	// bucket of which nothing is heard for half as long is asked for something small, and
+	// is down when there is no answer to that in the other half.
 	StallAfter time.Duration
 	// ProbeEvery is how often a device that is not healthy is probed; the pauses
 	// grow while probes fail. A device that only failed now and then is healthy

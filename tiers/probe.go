@@ -28,9 +28,13 @@ func (s *Store) attendTo(h *health, probe func() error) {
 	pause := s.opts.ProbeEvery
 	var due time.Time     // of the next probe; zero while the device is healthy
 	var answer chan error // of the probe under way
+	var asked chan bool   // of the question under way
 	defer func() {
 		if answer != nil {
 			<-answer
+		}
+		if asked != nil {
+			<-asked
 		}
 	}()
 	for {
@@ -50,9 +54,22 @@ func (s *Store) attendTo(h *health, probe func() error) {
 				pause = min(2*pause, maxProbePause)
 			}
 			due = time.Now().Add(pause)
+		case ok := <-asked:
+			asked = nil
+			if s.life.Err() != nil {
+				return
+			}
+			h.asked(ok)
 		}
 		now := time.Now()
-		h.look()
+		if asked == nil && h.look() {
+			asked = make(chan bool, 1)
+			go func(asked chan<- bool) {
+				ctx, cancel := context.WithTimeout(s.life, h.stallAfter)
+				defer cancel()
+				asked <- h.answers(ctx)
+			}(asked)
+		}
 		switch {
 		case h.rank() == rankHealthy:
 			due, pause = time.Time{}, s.opts.ProbeEvery

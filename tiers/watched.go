@@ -42,6 +42,8 @@ func (w watched) String() string { return w.p.service.String() }
 
 func (w watched) Check(ctx context.Context) error { return w.do(ctx, 0, w.p.service.Check) }
 
+func (w watched) Answers(ctx context.Context) bool { return w.p.service.Answers(ctx) }
+
 func (w watched) Get(ctx context.Context, key string, off int64, dst [][]byte) error {
 	return w.do(ctx, bytesOf(dst), func(ctx context.Context) error { return w.p.service.Get(ctx, key, off, dst) })
 }

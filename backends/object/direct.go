@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/kvtier/kvtier/xfer"
 )
@@ -21,6 +22,32 @@ func (b *Backend) Check(ctx context.Context) error {
 	defer b.inFlight.Done()
 	_, err := b.call(ctx, request{KindCheck, "", 0}, b.client.Check)
 	return err
+}
+
+// answerPause is between two tries of Answers.
+const answerPause = 200 * time.Millisecond
+
+// Answers reports whether the service answers a small request before ctx ends: also when it
+// says no, or that it is busy. It is not held up by requests that are under way, nor by those
+// that wait for the limit, and says nothing about the service's load.
+func (b *Backend) Answers(ctx context.Context) bool {
+	if b.begin() != nil {
+		return false
+	}
+	defer b.inFlight.Done()
+	for ctx.Err() == nil {
+		b.count.requests[KindCheck].Add(1)
+		err := b.client.Check(ctx)
+		if err == nil {
+			return true
+		}
+		if e := b.failure(request{kind: KindCheck}, err); e.Class != ClassNetwork && ctx.Err() == nil {
+			return true
+		}
+		sleep(ctx, answerPause)
+	}
+	b.count.canceled.Add(1)
+	return false
 }
 
 // Head says what the service knows of an object. xfer.ErrNotFound.

@@ -218,6 +218,60 @@ func TestOutageSpendsTheBudget(t *testing.T) {
 	}
 }
 
+// Whether the service answers can be asked while all that may run at once hangs: also when it
+// says no. One that sends its answer byte by byte does not answer.
+func TestAnswers(t *testing.T) {
+	s := newServer(t)
+	p := servers.NewProxy(t, s.Endpoint)
+	b := newBackend(t, p.URL, object.Options{Concurrency: 1})
+	held, end := make(chan struct{}), make(chan struct{})
+	behave := func(rule servers.Rule) {
+		p.Behave(func(w http.ResponseWriter, r *http.Request, forward http.Handler) {
+			if r.Method == http.MethodPut {
+				close(held)
+				<-end
+			}
+			rule(w, r, forward)
+		})
+	}
+	behave(func(w http.ResponseWriter, r *http.Request, forward http.Handler) { forward.ServeHTTP(w, r) })
+	put := make(chan error, 1)
+	go func() {
+		_, err := b.Put(t.Context(), "x", object.Vector{[]byte("x")}, false)
+		put <- err
+	}()
+	<-held
+	long, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if !b.Answers(long) {
+		t.Error("it is not heard behind a request that hangs")
+	}
+	behave(func(w http.ResponseWriter, r *http.Request, _ http.Handler) {
+		servers.FailS3(w, r, http.StatusServiceUnavailable, "SlowDown")
+	})
+	if !b.Answers(long) {
+		t.Error("that it is busy is no answer")
+	}
+	behave(func(w http.ResponseWriter, r *http.Request, _ http.Handler) {
+		w.Header().Set("Content-Length", "200000")
+		for r.Context().Err() == nil {
+			w.Write([]byte{0xee})
+			w.(http.Flusher).Flush()
+			time.Sleep(time.Millisecond)
+		}
+	})
+	short, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if b.Answers(short) {
+		t.Error("a byte now and then is an answer")
+	}
+	p.Behave(nil)
+	close(end)
+	if err := <-put; err != nil {
+		t.Error(err)
+	}
+}
+
 // A service that sends or takes a body byte by byte, or never answers, does not keep a call
 // beyond its deadline; one without a deadline ends by the time of a try. The memory is
 // quiet then.

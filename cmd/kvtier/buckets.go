@@ -21,6 +21,8 @@ func (s bucketService) String() string { return s.b.String() }
 
 func (s bucketService) Check(ctx context.Context) error { return bucketErr(s.b.Check(ctx)) }
 
+func (s bucketService) Answers(ctx context.Context) bool { return s.b.Answers(ctx) }
+
 func (s bucketService) Get(ctx context.Context, key string, off int64, dst [][]byte) error {
 	_, err := s.b.Get(ctx, key, off, dst, false)
 	return bucketErr(err)

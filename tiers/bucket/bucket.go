@@ -36,6 +36,10 @@ type Service interface {
 	String() string
 	// Check looks whether the bucket may be used. Its error says which setting to change.
 	Check(ctx context.Context) error
+	// Answers asks for something small, ahead of calls that wait for their turn, until there
+	// is an answer, and reports whether there was one before ctx ended. One that refuses is
+	// an answer, too.
+	Answers(ctx context.Context) bool
 	// Get reads all of dst from off on. xfer.ErrNotFound when the object is gone, not when
 	// the bucket is, and xfer.ErrShort when the object ends before.
 	Get(ctx context.Context, key string, off int64, dst [][]byte) error
