@@ -29,6 +29,7 @@ var ErrVersion = errors.New("unknown format version")
 //	o number(8)            ObjectRecord
 //	p namespace(4) hash    PackedRecord
 //	w number(2)            ObjectSweepRecord, by the number of its bucket
+//	g number(2) namespace(4) hash    OwedRecord, by the number of its bucket
 //
 // Values begin with a version byte and end with a checksum: the xxhash64 of what
 // precedes it in the value, xor that of the key, so that a value does not pass
@@ -45,6 +46,7 @@ const (
 	kindObject      = 'o'
 	kindPacked      = 'p'
 	kindObjectSweep = 'w'
+	kindOwed        = 'g'
 
 	blockKeyPrefix = 1 + 4
 	checksumBytes  = 8
@@ -54,8 +56,8 @@ const (
 // and the flags in them. Version 1 of the catalog knew neither ScrubRecord, nor
 // Record.Pinned, nor Clean, which its meta record, of version 1 too, does not
 // have; version 2 had no buckets, objects and blocks in them; version 3 neither
-// SlabRecord.Unswept nor 't'; version 4 no ObjectSweepRecord. All are read, and become
-// version 5 when they are opened for writing.
+// SlabRecord.Unswept nor 't'; version 4 neither ObjectSweepRecord nor OwedRecord. All
+// are read, and become version 5 when they are opened for writing.
 const (
 	catalogVersion     = 5
 	metaVersion        = 2
@@ -68,6 +70,7 @@ const (
 	objectVersion      = 1
 	packedVersion      = 1
 	objectSweepVersion = 1
+	owedVersion        = 1
 )
 
 // Record is what the catalog knows of one block on a durable medium.

@@ -188,6 +188,8 @@ func TestDamage(t *testing.T) {
 	bk, bv := b.encode()
 	w := sampleObjectSweep()
 	wk, wv := w.encode()
+	g := sampleOwed(20)
+	gk, gv := g.encode()
 	for _, c := range []struct {
 		name       string
 		key, value []byte
@@ -200,6 +202,7 @@ func TestDamage(t *testing.T) {
 		{"object", ok, ov, func(k, v []byte) error { return new(ObjectRecord).decode(k, v) }},
 		{"bucket", bk, bv, func(k, v []byte) error { return new(BucketRecord).decode(k, v) }},
 		{"object sweep", wk, wv, func(k, v []byte) error { return new(ObjectSweepRecord).decode(k, v) }},
+		{"owed", gk, gv, func(k, v []byte) error { return new(OwedRecord).decode(k, v) }},
 		{"meta", metaKey, m.encode(), func(_, v []byte) error { return new(meta).decode(v) }},
 		{"scrub", scrubKey, c.encode(), func(_, v []byte) error { return new(ScrubRecord).decode(v) }},
 	} {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"reflect"
+	"slices"
 	"testing"
 	"time"
 
@@ -86,6 +87,51 @@ func TestObjectValuesComeBack(t *testing.T) {
 	}
 }
 
+func sampleOwed(hashLen int) OwedRecord {
+	o := sampleObject(hashLen)
+	return OwedRecord{Bucket: 0x1234, Key: block.Key{NS: o.NS, Hash: o.First}, HashLen: hashLen, Digest: o.Digest, Stamp: o.Stamp}
+}
+
+// TestOwed: the tombstones that a bucket is owed come back, those of others do not.
+func TestOwed(t *testing.T) {
+	c := openCatalog(t, t.TempDir(), nil)
+	defer closeCatalog(t, c)
+	var want []OwedRecord
+	b := c.NewBatch()
+	for _, bucket := range []uint16{0, 7, 1<<16 - 1} {
+		for _, n := range []int{8, 32} {
+			r := sampleOwed(n)
+			r.Bucket = bucket
+			b.PutOwed(&r)
+			want = append(want, r)
+		}
+	}
+	other := sampleOwed(16)
+	b.PutOwed(&other)
+	b.DropOwed(&other)
+	if err := c.Commit(b, true); err != nil {
+		t.Fatal(err)
+	}
+	var all []OwedRecord
+	for _, bucket := range []uint16{0, 7, other.Bucket, 1<<16 - 1} {
+		if err := c.ScanOwed(bucket, func(r *OwedRecord) error {
+			all = append(all, *r)
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !slices.Equal(all, want) {
+		t.Errorf("%+v, want %+v", all, want)
+	}
+	if r, ok, err := c.GetOwed(7, want[2].Key, want[2].HashLen); err != nil || !ok || r != want[2] {
+		t.Errorf("%+v, %v, %v", r, ok, err)
+	}
+	if _, ok, err := c.GetOwed(other.Bucket, other.Key, other.HashLen); err != nil || ok {
+		t.Errorf("what was dropped is there: %v, %v", ok, err)
+	}
+}
+
 func TestObjectValuesRefused(t *testing.T) {
 	p, o := samplePacked(16, true), sampleObject(16)
 	pk, pv := packedBytes(&p)
@@ -128,12 +174,16 @@ func FuzzObjectValues(f *testing.F) {
 	w := sampleObjectSweep()
 	key, value = w.encode()
 	f.Add(key, value)
+	g := sampleOwed(20)
+	key, value = g.encode()
+	f.Add(key, value)
 	f.Fuzz(func(t *testing.T, key, value []byte) {
 		for _, v := range [][]byte{value, seal(key, bytes.Clone(value))} {
 			var p PackedRecord
 			var o ObjectRecord
 			var b BucketRecord
 			var w ObjectSweepRecord
+			var g OwedRecord
 			same := func(what string, err error, encode func() (key, value []byte)) {
 				if err != nil {
 					if !errors.Is(err, ErrVersion) && !errors.Is(err, block.ErrCorrupt) {
@@ -148,6 +198,7 @@ func FuzzObjectValues(f *testing.F) {
 			same("packed record", p.decode(key, v), func() ([]byte, []byte) { return packedBytes(&p) })
 			same("object record", o.decode(key, v), o.encode)
 			same("bucket record", b.decode(key, v), b.encode)
+			same("owed record", g.decode(key, v), g.encode)
 			same("object sweep record", w.decode(key, v), w.encode)
 		}
 	})

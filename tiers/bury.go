@@ -14,7 +14,8 @@ import (
 )
 
 // A delete drops the record of a block in G4, synced, and then writes a tombstone into the
-// bucket, so that no import raises the block. The object goes when nothing lives in it.
+// bucket, so that no import raises the block. Until that is there the catalog has a record,
+// made with the drop, that it is owed. The object goes when nothing lives in it.
 
 // burials are tombstones that wait to be written: those of one batch take one request.
 type burials struct {
@@ -149,29 +150,26 @@ func (w *farewell) drop(ctx context.Context, hashLen int, stones []index.Tombsto
 	// They are the change's, also when this call has returned, until it is done.
 	there := make([]bool, len(w.keys))
 	var dropped []index.PackedRecord
-	graves := map[*objectBucket][]block.Key{}
+	graves := map[*objectBucket][]index.OwedRecord{}
 	c := &change{
 		plan: func(v *view) error {
 			clear(there)
 			clear(graves)
 			dropped = nil
 			for i, k := range w.keys {
-				o.owing(graves, k)
 				r, err := v.block(k, hashLen)
 				if err != nil {
 					return err
 				}
 				// Of its object's number, since the generation may be another store's.
-				if r == nil || r.Object > stones[i].Gen {
-					continue
+				if r != nil && r.Object > stones[i].Gen {
+					r = nil
 				}
-				obj, err := v.object(r.Object)
-				if err != nil {
+				if err := o.owe(v, graves, k, hashLen, r); err != nil {
 					return err
 				}
-				if obj != nil && o.byNo[obj.Bucket] != nil {
-					p := o.byNo[obj.Bucket]
-					graves[p] = append(graves[p], k)
+				if r == nil {
+					continue
 				}
 				there[i] = r.Expires == 0 || r.Expires > int64(nowUnix())
 				dropped = append(dropped, *r)
@@ -191,16 +189,12 @@ func (w *farewell) drop(ctx context.Context, hashLen int, stones []index.Tombsto
 		},
 	}
 	o.ledger.submit(c)
-	early := false              // ctx ended before the drop did
 	told := make(chan struct{}) // closed when this call is through with the tombstones
 	w.ended.Do(func() {
 		o.s.wg.Go(func() { // also when ctx ends before
 			<-c.done
 			o.unmarkLeaving(w.keys)
 			<-told
-			if early && c.err == nil {
-				o.owe(graves) // a delete that is tried again finds no record
-			}
 			o.mourning.end(w.keys)
 		})
 	})
@@ -208,69 +202,106 @@ func (w *farewell) drop(ctx context.Context, hashLen int, stones []index.Tombsto
 	select {
 	case <-c.done:
 	case <-ctx.Done():
-		early = true
 		return nil, context.Cause(ctx)
 	}
 	if c.err != nil {
 		return nil, c.err
 	}
-	return there, o.entomb(ctx, hashLen, graves)
+	return there, o.entomb(ctx, graves)
 }
 
-// owe notes keys that need a tombstone still.
-func (o *objects) owe(graves map[*objectBucket][]block.Key) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for p, ks := range graves {
-		for _, k := range ks {
-			if len(o.mu.owed) < maxOwed {
-				o.mu.owed[k] = p
-			}
-		}
+// owe notes in which buckets a key that is deleted needs a tombstone: where the record r of the
+// block, if not nil, says that it is; where an object under way may hold it; and where an
+// earlier one is owed, so that a delete that is tried again finds what it has to write. It runs
+// in the plan of a change, and thus before or after the one that records an object under way,
+// which leaves out what was deleted.
+func (o *objects) owe(v *view, graves map[*objectBucket][]index.OwedRecord, k block.Key, hashLen int, r *index.PackedRecord) error {
+	ns, err := o.s.names.byID(k.NS)
+	if err != nil {
+		return nil // dropped, and cleared before
 	}
-}
-
-// owing notes where a key needs a tombstone that may have no record: an object under way may
-// hold it, or it is owed one. It runs in the plan of a change, and thus before or after the
-// one that records such an object, which leaves out what was deleted.
-func (o *objects) owing(graves map[*objectBucket][]block.Key, k block.Key) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for _, p := range []*objectBucket{o.mu.packing[k], o.mu.owed[k]} {
-		if p != nil {
-			graves[p] = append(graves[p], k)
-		}
-	}
-}
-
-// entomb writes the tombstones of keys that were deleted.
-func (o *objects) entomb(ctx context.Context, hashLen int, graves map[*objectBucket][]block.Key) error {
-	var errs []error
-	for p, ks := range graves {
-		var deleted []packed.Deleted
-		for _, k := range ks {
-			ns, err := o.s.names.byID(k.NS)
-			if err != nil {
-				continue
-			}
-			deleted = append(deleted, packed.Deleted{Digest: ns.digest, HashLen: uint8(hashLen), Hash: k.Hash, Stamp: p.Stamp()})
-		}
-		err := o.s.bury(ctx, p, deleted, nil)
-		o.mu.Lock()
-		for _, k := range ks {
-			switch {
-			case err == nil:
-				delete(o.mu.owed, k)
-			case len(o.mu.owed) < maxOwed:
-				o.mu.owed[k] = p
-			}
-		}
-		o.mu.Unlock()
+	in := ^uint16(0)
+	if r != nil {
+		obj, err := v.object(r.Object)
 		if err != nil {
-			errs = append(errs, err)
+			return err
 		}
+		if obj != nil {
+			in = obj.Bucket
+		}
+	}
+	o.mu.Lock()
+	packing := o.mu.packing[k]
+	o.mu.Unlock()
+	for _, p := range o.buckets {
+		old, err := v.owed(p.no, k, hashLen)
+		if err != nil {
+			return err
+		}
+		if old == nil && p != packing && (r == nil || p.no != in) {
+			continue
+		}
+		rec := index.OwedRecord{Bucket: p.no, Key: k, HashLen: hashLen, Digest: ns.digest, Stamp: p.Stamp()}
+		v.putOwed(&rec)
+		graves[p] = append(graves[p], rec)
+	}
+	return nil
+}
+
+// entomb writes the tombstones that buckets are owed.
+func (o *objects) entomb(ctx context.Context, graves map[*objectBucket][]index.OwedRecord) error {
+	var errs []error
+	for p, recs := range graves {
+		deleted := make([]packed.Deleted, len(recs))
+		for i := range recs {
+			deleted[i] = packed.Deleted{Digest: recs[i].Digest, HashLen: uint8(recs[i].HashLen), Hash: recs[i].Key.Hash, Stamp: recs[i].Stamp}
+		}
+		if err := o.s.bury(ctx, p, deleted, nil); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		o.ledger.submit(&change{plan: func(v *view) error {
+			for i := range recs {
+				if err := v.paid(&recs[i]); err != nil {
+					return err
+				}
+			}
+			return nil
+		}})
 	}
 	return errors.Join(errs...)
+}
+
+// owedRest is how long a tombstone that is owed is left to the delete that is about it.
+const owedRest = 30 * time.Second
+
+// payOwed writes tombstones that buckets are owed although their deletes are over, some of
+// them at a time, and says whether there may be more.
+func (o *objects) payOwed() (more bool, err error) {
+	var errs []error
+	for _, p := range o.buckets {
+		if p.health.rank() == rankDown {
+			continue
+		}
+		var due []index.OwedRecord
+		err := o.s.catalog.ScanOwed(p.no, func(r *index.OwedRecord) error {
+			if at := packedAt(r.Stamp); at.Before(o.opened) || time.Since(at) >= owedRest {
+				due = append(due, *r)
+			}
+			if len(due) == reapBatch {
+				return errFull
+			}
+			return nil
+		})
+		if err == errFull {
+			more, err = true, nil
+		}
+		if err == nil && len(due) > 0 {
+			err = o.entomb(o.s.life, map[*objectBucket][]index.OwedRecord{p: due})
+		}
+		errs = append(errs, err)
+	}
+	return more, errors.Join(errs...)
 }
 
 // cleared writes the tombstone of a namespace that was cleared into each bucket.
@@ -315,6 +346,14 @@ func (o *objects) reaper() {
 		if err := o.reapAll(); err != nil && o.s.life.Err() == nil {
 			o.s.log.Warn("objects that nothing lives in are not removed yet", "err", err)
 			pause = reapAgain
+			o.sweep()
+		}
+		more, err := o.payOwed()
+		if err != nil && o.s.life.Err() == nil {
+			o.s.log.Warn("tombstones are not written yet", "err", err)
+			pause, more = reapAgain, true
+		}
+		if more {
 			o.sweep()
 		}
 		select {

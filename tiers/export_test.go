@@ -217,3 +217,12 @@ func TakeOut(s *Store, hs []block.Handle) { s.takeOut(s.g3, hs, true) }
 
 // Suspect reports whether a slab may have a header that no record claims.
 func Suspect(s *Store, device int) bool { return s.suspect(device) }
+
+// Owed is how many tombstones the store owes its first bucket.
+func Owed(t testing.TB, s *Store) (n int) {
+	t.Helper()
+	if err := s.catalog.ScanOwed(s.objects.buckets[0].no, func(*index.OwedRecord) error { n++; return nil }); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}

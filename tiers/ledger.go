@@ -130,7 +130,7 @@ func (l *ledger) queue(all []*change) (*view, <-chan error, error) {
 				epochs[ns] = ns.state.Load().Epoch
 			}
 		}
-		v := &view{catalog: l.s.catalog, objects: map[uint64]*index.ObjectRecord{}, packed: map[block.Key]*index.PackedRecord{}}
+		v := &view{catalog: l.s.catalog, objects: map[uint64]*index.ObjectRecord{}, packed: map[block.Key]*index.PackedRecord{}, owes: map[owedTo]*index.OwedRecord{}}
 		for _, c := range all {
 			if err := c.plan(v); err != nil {
 				return nil, nil, err
@@ -161,6 +161,7 @@ type view struct {
 	catalog         *index.Catalog
 	objects         map[uint64]*index.ObjectRecord // that were read or changed; nil: there is none
 	packed          map[block.Key]*index.PackedRecord
+	owes            map[owedTo]*index.OwedRecord
 	writes          []func(*index.Batch)
 	blocks, payload int64 // more than before
 }
@@ -238,6 +239,36 @@ func (v *view) drop(r *index.PackedRecord) error {
 	k, hashLen := r.Key, r.HashLen
 	v.packed[k] = nil
 	v.writes = append(v.writes, func(b *index.Batch) { b.DropPacked(k, hashLen) })
+	return nil
+}
+
+// owedTo names a tombstone that a bucket is owed.
+type owedTo struct {
+	bucket uint16
+	key    block.Key
+}
+
+// owed is the record of the tombstone that a bucket is owed of a block, nil when there is none.
+func (v *view) owed(bucket uint16, k block.Key, hashLen int) (*index.OwedRecord, error) {
+	return once(v.owes, owedTo{bucket, k}, func() (index.OwedRecord, bool, error) { return v.catalog.GetOwed(bucket, k, hashLen) })
+}
+
+func (v *view) putOwed(r *index.OwedRecord) {
+	now := *r
+	v.owes[owedTo{r.Bucket, r.Key}] = &now
+	v.writes = append(v.writes, func(b *index.Batch) { b.PutOwed(&now) })
+}
+
+// paid drops the record of a tombstone that is in its bucket, unless there is one of a later
+// delete meanwhile.
+func (v *view) paid(r *index.OwedRecord) error {
+	now, err := v.owed(r.Bucket, r.Key, r.HashLen)
+	if err != nil || now == nil || now.Stamp != r.Stamp {
+		return err
+	}
+	was := *r
+	v.owes[owedTo{r.Bucket, r.Key}] = nil
+	v.writes = append(v.writes, func(b *index.Batch) { b.DropOwed(&was) })
 	return nil
 }
 

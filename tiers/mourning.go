@@ -48,7 +48,7 @@ func (m *mourning) begin(keys []block.Key) {
 func (m *mourning) note(k block.Key) {
 	switch {
 	case m.mu.deleted == nil:
-	case len(m.mu.deleted) < maxOwed:
+	case len(m.mu.deleted) < maxMourned:
 		m.mu.deleted[k] = struct{}{}
 	default:
 		m.mu.full = true
@@ -134,7 +134,7 @@ func (m *mourning) lost() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.mu.full {
-		return fmt.Errorf("%w: more than %d blocks were deleted while the import ran; import again", block.ErrUnavailable, maxOwed)
+		return fmt.Errorf("%w: more than %d blocks were deleted while the import ran; import again", block.ErrUnavailable, maxMourned)
 	}
 	return nil
 }

@@ -259,7 +259,11 @@ func (i *bucketImport) change(f *bucket.Found, space *importSpace) *importChange
 					Key: block.Key{NS: ns.id, Hash: b.Hash}, HashLen: obj.HashLen, Parent: b.Parent, HasParent: b.HasParent, Sum: b.Sum, Len: b.Len,
 					Object: obj.Number, Offset: b.Offset, Gen: b.Gen, Epoch: space.epoch, Expires: b.Expires,
 				}
-				if f.Dead[m] || o.gone(r.Key) {
+				gone, err := o.gone(v, &obj, &r)
+				if err != nil {
+					return err
+				}
+				if f.Dead[m] || gone {
 					c.dead++
 					continue
 				}
@@ -300,11 +304,9 @@ func (i *bucketImport) change(f *bucket.Found, space *importSpace) *importChange
 	return c
 }
 
-// gone reports whether a key was deleted since the import read the tombstones, or has none
-// although it was deleted.
-func (o *objects) gone(k block.Key) bool {
-	o.mu.Lock()
-	_, owed := o.mu.owed[k]
-	o.mu.Unlock()
-	return owed || o.mourning.mourned(k)
+// gone reports whether a block of an object was deleted since the import read the tombstones,
+// or has none although it was deleted.
+func (o *objects) gone(v *view, obj *index.ObjectRecord, r *index.PackedRecord) (bool, error) {
+	owed, err := v.owed(obj.Bucket, r.Key, r.HashLen)
+	return err == nil && owed != nil && owed.Stamp >= obj.Stamp || o.mourning.mourned(r.Key), err
 }

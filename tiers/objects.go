@@ -59,10 +59,6 @@ type objects struct {
 		doubted map[block.Key]chan struct{}
 		// underWay are the numbers of these objects.
 		underWay map[uint64]struct{}
-		// owed are keys that need a tombstone when they are deleted although there is no
-		// record of them: the last one could not be written, or an object holds the block
-		// although it was deleted meanwhile.
-		owed map[block.Key]*objectBucket
 		// rested are the numbers of objects whose blocks have gone into others, and when: who
 		// reads them may still do so.
 		rested map[uint64]time.Time
@@ -70,6 +66,7 @@ type objects struct {
 	mourning mourning
 	importer chan struct{} // held by an import
 	rest     time.Duration // restObject
+	opened   time.Time
 }
 
 // objectBucket is one bucket of G4.
@@ -93,7 +90,8 @@ const (
 	// bucketPatience is how long one call of a bucket may take, beside a second for each
 	// MiB: it includes the tries of the service's client.
 	bucketPatience = 15 * time.Second
-	maxOwed        = 1 << 16
+	// maxMourned is how many deleted blocks an import remembers while it runs.
+	maxMourned = 1 << 16
 )
 
 // openObjects opens the buckets of G4 and counts what the catalog has there. A bucket that
@@ -106,7 +104,8 @@ func (s *Store) openObjects(ctx context.Context) error {
 	o := &objects{s: s, byNo: map[uint16]*objectBucket{}, reap: make(chan struct{}, 1)}
 	o.mu.fetches, o.mu.leaving = map[block.Key]*fetch{}, map[block.Key]int{}
 	o.mu.packing, o.mu.underWay = map[block.Key]*objectBucket{}, map[uint64]struct{}{}
-	o.mu.owed, o.mu.doubted, o.mu.rested = map[block.Key]*objectBucket{}, map[block.Key]chan struct{}{}, map[uint64]time.Time{}
+	o.mu.doubted, o.mu.rested = map[block.Key]chan struct{}{}, map[uint64]time.Time{}
+	o.opened = time.Now()
 	o.mourning.init()
 	o.importer, o.rest = make(chan struct{}, 1), restObject
 	o.speed.first = firstDevice

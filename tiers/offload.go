@@ -396,9 +396,9 @@ func (o *objects) seat(ns *namespace, obj *index.ObjectRecord, members []*parcel
 			}
 			for _, l := range members {
 				if o.stillThere(l) != nil {
-					o.mu.Lock()
-					o.mu.owed[l.rec.Key] = o.byNo[obj.Bucket]
-					o.mu.Unlock()
+					if err := o.oweIn(v, obj, &l.rec); err != nil {
+						return err
+					}
 					continue
 				}
 				if err := v.seat(&now, &l.rec); err != nil {
@@ -437,6 +437,15 @@ func (o *objects) seat(ns *namespace, obj *index.ObjectRecord, members []*parcel
 		}
 	}
 	return nil
+}
+
+// oweIn notes that an object holds a block that was deleted while it was on its way.
+func (o *objects) oweIn(v *view, obj *index.ObjectRecord, r *index.PackedRecord) error {
+	old, err := v.owed(obj.Bucket, r.Key, r.HashLen)
+	if err == nil && (old == nil || old.Stamp < obj.Stamp) {
+		v.putOwed(&index.OwedRecord{Bucket: obj.Bucket, Key: r.Key, HashLen: r.HashLen, Digest: obj.Digest, Stamp: obj.Stamp})
+	}
+	return err
 }
 
 // takeOut has blocks leave the lowest local tier: into G4 those that it does not have and that
