@@ -312,11 +312,18 @@ func statsToPB(s block.Stats) *pb.StatsResponse {
 			p.Curves = append(p.Curves, &pb.Curve{Policy: k.Policy, Size: k.Size, Asked: k.Asked, Hits: k.Hits})
 		}
 		for _, d := range t.Devices {
-			p.Devices = append(p.Devices, &pb.DeviceStats{
+			dev := &pb.DeviceStats{
 				Path: d.Path, Id: d.ID, Bytes: d.Bytes, FreeOnFs: d.FreeOnFS, Engine: d.Engine, State: d.State,
 				PageBytes: d.PageBytes, Locked: d.Locked, Reason: d.Reason, SinceUnixMs: unixMillis(d.Since), Errors: d.Errors,
 				Quarantined: d.Quarantined,
-			})
+			}
+			if w := d.Wear; w != nil {
+				dev.Wear = &pb.DeviceWear{
+					Device: w.Device, UsedPercent: w.UsedPercent, SparePercent: w.SparePercent, SpareThreshold: w.SpareThreshold,
+					CriticalWarning: w.CriticalWarning, WrittenBytes: w.WrittenBytes,
+				}
+			}
+			p.Devices = append(p.Devices, dev)
 		}
 		out.Tiers = append(out.Tiers, p)
 	}
@@ -369,12 +376,19 @@ func statsFromPB(s *pb.StatsResponse) block.Stats {
 			b.Curves = append(b.Curves, block.Curve{Policy: k.GetPolicy(), Size: k.GetSize(), Asked: k.GetAsked(), Hits: k.GetHits()})
 		}
 		for _, d := range t.GetDevices() {
-			b.Devices = append(b.Devices, block.DeviceStats{
+			dev := block.DeviceStats{
 				Path: d.GetPath(), ID: d.GetId(), Bytes: d.GetBytes(), FreeOnFS: d.GetFreeOnFs(), Engine: d.GetEngine(),
 				Quarantined: d.GetQuarantined(),
 				State:       d.GetState(), PageBytes: d.GetPageBytes(), Locked: d.GetLocked(),
 				Reason: d.GetReason(), Since: fromUnixMillis(d.GetSinceUnixMs()), Errors: d.GetErrors(),
-			})
+			}
+			if w := d.GetWear(); w != nil {
+				dev.Wear = &block.DeviceWear{
+					Device: w.GetDevice(), UsedPercent: w.GetUsedPercent(), SparePercent: w.GetSparePercent(), SpareThreshold: w.GetSpareThreshold(),
+					CriticalWarning: w.GetCriticalWarning(), WrittenBytes: w.GetWrittenBytes(),
+				}
+			}
+			b.Devices = append(b.Devices, dev)
 		}
 		out.Tiers = append(out.Tiers, b)
 	}

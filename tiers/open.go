@@ -214,6 +214,7 @@ func (s *Store) openSlabs(ctx context.Context, known []index.SlabRecord) ([]*Sla
 			slots:  NewSlots(slab.DataBytes(), slab.ExtentBytes()),
 			health: newHealth(slab.Path(), s.opts),
 		}
+		d.wear = newWearWatch(slab, d.rank, s.log)
 		d.unswept.Store(!s.catalog.Clean() || rec.Unswept)
 		slab.sync = d.health.watchFlush(slab.sync)
 		devs = append(devs, d)
@@ -337,6 +338,7 @@ func (s *Store) startWork(evictors []*evictor) {
 	if s.g3 != nil {
 		for _, d := range s.g3.devs {
 			s.wg.Go(func() { s.attend(d) })
+			s.wg.Go(func() { d.wear.run(s.life) })
 		}
 		s.wg.Go(s.keepSwept)
 	}

@@ -85,6 +85,7 @@ func (d *device) stats(s *Store) block.DeviceStats {
 	}
 	st := block.DeviceStats{Path: d.slab.Path(), ID: d.slab.ID().String(), Bytes: d.slab.Bytes()}
 	d.health.stats(&st)
+	st.Wear = d.wear.last.Load()
 	st.Quarantined = s.g3.badBytes(d)
 	if free, err := d.slab.FreeOnFS(); err == nil {
 		st.FreeOnFS = free

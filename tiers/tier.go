@@ -64,6 +64,7 @@ type device struct {
 	kind   xfer.MemType
 	base   uint64          // address of offset 0 on the device, for files
 	health *health         // nil for memory
+	wear   *wearWatch      // nil for memory
 	bad    map[int64]int64 // sizes of slots in quarantine, by offset; guarded by tier.mu
 	// unswept: room that no record claims may have headers of blocks that have left.
 	unswept atomic.Bool

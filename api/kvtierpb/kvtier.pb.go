@@ -4013,6 +4013,7 @@ type DeviceStats struct {
 	SinceUnixMs   int64                  `protobuf:"varint,10,opt,name=since_unix_ms,json=sinceUnixMs,proto3" json:"since_unix_ms,omitempty"` // when it came into its state; 0: not said
 	Errors        int64                  `protobuf:"varint,11,opt,name=errors,proto3" json:"errors,omitempty"`                                // of its I/O
 	Quarantined   int64                  `protobuf:"varint,12,opt,name=quarantined,proto3" json:"quarantined,omitempty"`                      // bytes of slots that are left out until they can be read and written again
+	Wear          *DeviceWear            `protobuf:"bytes,13,opt,name=wear,proto3" json:"wear,omitempty"`                                     // absent: what is under it does not tell, or the daemon may not ask
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4131,6 +4132,99 @@ func (x *DeviceStats) GetQuarantined() int64 {
 	return 0
 }
 
+func (x *DeviceStats) GetWear() *DeviceWear {
+	if x != nil {
+		return x.Wear
+	}
+	return nil
+}
+
+// DeviceWear is what an NVMe device tells of its wear in its SMART / Health Information
+// log. Of several devices under a slab it is that of the worst.
+type DeviceWear struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Device          string                 `protobuf:"bytes,1,opt,name=device,proto3" json:"device,omitempty"`                                           // its name, as nvme0n1
+	UsedPercent     uint32                 `protobuf:"varint,2,opt,name=used_percent,json=usedPercent,proto3" json:"used_percent,omitempty"`             // of its rated endurance, by its own estimate; 255: that or more
+	SparePercent    uint32                 `protobuf:"varint,3,opt,name=spare_percent,json=sparePercent,proto3" json:"spare_percent,omitempty"`          // of the spare capacity, what is left
+	SpareThreshold  uint32                 `protobuf:"varint,4,opt,name=spare_threshold,json=spareThreshold,proto3" json:"spare_threshold,omitempty"`    // percent, below which the device warns
+	CriticalWarning uint32                 `protobuf:"varint,5,opt,name=critical_warning,json=criticalWarning,proto3" json:"critical_warning,omitempty"` // the log's bits: 0 spare, 1 temperature, 2 reliability, 3 read only, 4 backup of volatile memory, 5 persistent memory region
+	WrittenBytes    int64                  `protobuf:"varint,6,opt,name=written_bytes,json=writtenBytes,proto3" json:"written_bytes,omitempty"`          // by all that ever used the device; 0: it does not say
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *DeviceWear) Reset() {
+	*x = DeviceWear{}
+	mi := &file_kvtier_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeviceWear) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeviceWear) ProtoMessage() {}
+
+func (x *DeviceWear) ProtoReflect() protoreflect.Message {
+	mi := &file_kvtier_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeviceWear.ProtoReflect.Descriptor instead.
+func (*DeviceWear) Descriptor() ([]byte, []int) {
+	return file_kvtier_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *DeviceWear) GetDevice() string {
+	if x != nil {
+		return x.Device
+	}
+	return ""
+}
+
+func (x *DeviceWear) GetUsedPercent() uint32 {
+	if x != nil {
+		return x.UsedPercent
+	}
+	return 0
+}
+
+func (x *DeviceWear) GetSparePercent() uint32 {
+	if x != nil {
+		return x.SparePercent
+	}
+	return 0
+}
+
+func (x *DeviceWear) GetSpareThreshold() uint32 {
+	if x != nil {
+		return x.SpareThreshold
+	}
+	return 0
+}
+
+func (x *DeviceWear) GetCriticalWarning() uint32 {
+	if x != nil {
+		return x.CriticalWarning
+	}
+	return 0
+}
+
+func (x *DeviceWear) GetWrittenBytes() int64 {
+	if x != nil {
+		return x.WrittenBytes
+	}
+	return 0
+}
+
 // TierStats is the state of one tier. Bytes are in the tier's slots, with
 // headers and rounding, unless payload is said. Counters are since the start.
 type TierStats struct {
@@ -4164,7 +4258,7 @@ type TierStats struct {
 
 func (x *TierStats) Reset() {
 	*x = TierStats{}
-	mi := &file_kvtier_proto_msgTypes[56]
+	mi := &file_kvtier_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4176,7 +4270,7 @@ func (x *TierStats) String() string {
 func (*TierStats) ProtoMessage() {}
 
 func (x *TierStats) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[56]
+	mi := &file_kvtier_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4189,7 +4283,7 @@ func (x *TierStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TierStats.ProtoReflect.Descriptor instead.
 func (*TierStats) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{56}
+	return file_kvtier_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *TierStats) GetTier() Tier {
@@ -4369,7 +4463,7 @@ type UploadStats struct {
 
 func (x *UploadStats) Reset() {
 	*x = UploadStats{}
-	mi := &file_kvtier_proto_msgTypes[57]
+	mi := &file_kvtier_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4381,7 +4475,7 @@ func (x *UploadStats) String() string {
 func (*UploadStats) ProtoMessage() {}
 
 func (x *UploadStats) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[57]
+	mi := &file_kvtier_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4394,7 +4488,7 @@ func (x *UploadStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UploadStats.ProtoReflect.Descriptor instead.
 func (*UploadStats) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{57}
+	return file_kvtier_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *UploadStats) GetBlocks() int64 {
@@ -4453,7 +4547,7 @@ type Curve struct {
 
 func (x *Curve) Reset() {
 	*x = Curve{}
-	mi := &file_kvtier_proto_msgTypes[58]
+	mi := &file_kvtier_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4465,7 +4559,7 @@ func (x *Curve) String() string {
 func (*Curve) ProtoMessage() {}
 
 func (x *Curve) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[58]
+	mi := &file_kvtier_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4478,7 +4572,7 @@ func (x *Curve) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Curve.ProtoReflect.Descriptor instead.
 func (*Curve) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{58}
+	return file_kvtier_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *Curve) GetPolicy() string {
@@ -4522,7 +4616,7 @@ type AdmissionStats struct {
 
 func (x *AdmissionStats) Reset() {
 	*x = AdmissionStats{}
-	mi := &file_kvtier_proto_msgTypes[59]
+	mi := &file_kvtier_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4534,7 +4628,7 @@ func (x *AdmissionStats) String() string {
 func (*AdmissionStats) ProtoMessage() {}
 
 func (x *AdmissionStats) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[59]
+	mi := &file_kvtier_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4547,7 +4641,7 @@ func (x *AdmissionStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmissionStats.ProtoReflect.Descriptor instead.
 func (*AdmissionStats) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{59}
+	return file_kvtier_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *AdmissionStats) GetAdmitted() int64 {
@@ -4588,7 +4682,7 @@ type WriteBudget struct {
 
 func (x *WriteBudget) Reset() {
 	*x = WriteBudget{}
-	mi := &file_kvtier_proto_msgTypes[60]
+	mi := &file_kvtier_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4600,7 +4694,7 @@ func (x *WriteBudget) String() string {
 func (*WriteBudget) ProtoMessage() {}
 
 func (x *WriteBudget) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[60]
+	mi := &file_kvtier_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4613,7 +4707,7 @@ func (x *WriteBudget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WriteBudget.ProtoReflect.Descriptor instead.
 func (*WriteBudget) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{60}
+	return file_kvtier_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *WriteBudget) GetTier() Tier {
@@ -4676,7 +4770,7 @@ type PrefetchStats struct {
 
 func (x *PrefetchStats) Reset() {
 	*x = PrefetchStats{}
-	mi := &file_kvtier_proto_msgTypes[61]
+	mi := &file_kvtier_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4688,7 +4782,7 @@ func (x *PrefetchStats) String() string {
 func (*PrefetchStats) ProtoMessage() {}
 
 func (x *PrefetchStats) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[61]
+	mi := &file_kvtier_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4701,7 +4795,7 @@ func (x *PrefetchStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PrefetchStats.ProtoReflect.Descriptor instead.
 func (*PrefetchStats) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{61}
+	return file_kvtier_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *PrefetchStats) GetQueued() int64 {
@@ -4773,7 +4867,7 @@ type CatalogStats struct {
 
 func (x *CatalogStats) Reset() {
 	*x = CatalogStats{}
-	mi := &file_kvtier_proto_msgTypes[62]
+	mi := &file_kvtier_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4785,7 +4879,7 @@ func (x *CatalogStats) String() string {
 func (*CatalogStats) ProtoMessage() {}
 
 func (x *CatalogStats) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[62]
+	mi := &file_kvtier_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4798,7 +4892,7 @@ func (x *CatalogStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CatalogStats.ProtoReflect.Descriptor instead.
 func (*CatalogStats) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{62}
+	return file_kvtier_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *CatalogStats) GetState() string {
@@ -4863,7 +4957,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_kvtier_proto_msgTypes[63]
+	mi := &file_kvtier_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4875,7 +4969,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[63]
+	mi := &file_kvtier_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4888,7 +4982,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{63}
+	return file_kvtier_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *StatsResponse) GetUptimeMs() int64 {
@@ -5077,7 +5171,7 @@ type NamespaceStats struct {
 
 func (x *NamespaceStats) Reset() {
 	*x = NamespaceStats{}
-	mi := &file_kvtier_proto_msgTypes[64]
+	mi := &file_kvtier_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5089,7 +5183,7 @@ func (x *NamespaceStats) String() string {
 func (*NamespaceStats) ProtoMessage() {}
 
 func (x *NamespaceStats) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[64]
+	mi := &file_kvtier_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5102,7 +5196,7 @@ func (x *NamespaceStats) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NamespaceStats.ProtoReflect.Descriptor instead.
 func (*NamespaceStats) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{64}
+	return file_kvtier_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *NamespaceStats) GetName() string {
@@ -5161,7 +5255,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_kvtier_proto_msgTypes[65]
+	mi := &file_kvtier_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5173,7 +5267,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[65]
+	mi := &file_kvtier_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5186,7 +5280,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{65}
+	return file_kvtier_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *WatchRequest) GetNamespace() uint32 {
@@ -5245,7 +5339,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_kvtier_proto_msgTypes[66]
+	mi := &file_kvtier_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5257,7 +5351,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[66]
+	mi := &file_kvtier_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5270,7 +5364,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{66}
+	return file_kvtier_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *Event) GetSeq() uint64 {
@@ -5358,7 +5452,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_kvtier_proto_msgTypes[67]
+	mi := &file_kvtier_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5370,7 +5464,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[67]
+	mi := &file_kvtier_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5383,7 +5477,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{67}
+	return file_kvtier_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *WatchResponse) GetReady() bool {
@@ -5434,7 +5528,7 @@ type PinRequest struct {
 
 func (x *PinRequest) Reset() {
 	*x = PinRequest{}
-	mi := &file_kvtier_proto_msgTypes[68]
+	mi := &file_kvtier_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5446,7 +5540,7 @@ func (x *PinRequest) String() string {
 func (*PinRequest) ProtoMessage() {}
 
 func (x *PinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[68]
+	mi := &file_kvtier_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5459,7 +5553,7 @@ func (x *PinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinRequest.ProtoReflect.Descriptor instead.
 func (*PinRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{68}
+	return file_kvtier_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *PinRequest) GetNamespace() uint32 {
@@ -5502,7 +5596,7 @@ type PinResult struct {
 
 func (x *PinResult) Reset() {
 	*x = PinResult{}
-	mi := &file_kvtier_proto_msgTypes[69]
+	mi := &file_kvtier_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5514,7 +5608,7 @@ func (x *PinResult) String() string {
 func (*PinResult) ProtoMessage() {}
 
 func (x *PinResult) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[69]
+	mi := &file_kvtier_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5527,7 +5621,7 @@ func (x *PinResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinResult.ProtoReflect.Descriptor instead.
 func (*PinResult) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{69}
+	return file_kvtier_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *PinResult) GetFailure() *Failure {
@@ -5547,7 +5641,7 @@ type PinResponse struct {
 
 func (x *PinResponse) Reset() {
 	*x = PinResponse{}
-	mi := &file_kvtier_proto_msgTypes[70]
+	mi := &file_kvtier_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5559,7 +5653,7 @@ func (x *PinResponse) String() string {
 func (*PinResponse) ProtoMessage() {}
 
 func (x *PinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[70]
+	mi := &file_kvtier_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5572,7 +5666,7 @@ func (x *PinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PinResponse.ProtoReflect.Descriptor instead.
 func (*PinResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{70}
+	return file_kvtier_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *PinResponse) GetResults() []*PinResult {
@@ -5595,7 +5689,7 @@ type UnpinRequest struct {
 
 func (x *UnpinRequest) Reset() {
 	*x = UnpinRequest{}
-	mi := &file_kvtier_proto_msgTypes[71]
+	mi := &file_kvtier_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5607,7 +5701,7 @@ func (x *UnpinRequest) String() string {
 func (*UnpinRequest) ProtoMessage() {}
 
 func (x *UnpinRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[71]
+	mi := &file_kvtier_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5620,7 +5714,7 @@ func (x *UnpinRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinRequest.ProtoReflect.Descriptor instead.
 func (*UnpinRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{71}
+	return file_kvtier_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *UnpinRequest) GetNamespace() uint32 {
@@ -5661,7 +5755,7 @@ type UnpinResponse struct {
 
 func (x *UnpinResponse) Reset() {
 	*x = UnpinResponse{}
-	mi := &file_kvtier_proto_msgTypes[72]
+	mi := &file_kvtier_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5673,7 +5767,7 @@ func (x *UnpinResponse) String() string {
 func (*UnpinResponse) ProtoMessage() {}
 
 func (x *UnpinResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[72]
+	mi := &file_kvtier_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5686,7 +5780,7 @@ func (x *UnpinResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnpinResponse.ProtoReflect.Descriptor instead.
 func (*UnpinResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{72}
+	return file_kvtier_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *UnpinResponse) GetUnpinned() uint32 {
@@ -5707,7 +5801,7 @@ type StartScrubRequest struct {
 
 func (x *StartScrubRequest) Reset() {
 	*x = StartScrubRequest{}
-	mi := &file_kvtier_proto_msgTypes[73]
+	mi := &file_kvtier_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5719,7 +5813,7 @@ func (x *StartScrubRequest) String() string {
 func (*StartScrubRequest) ProtoMessage() {}
 
 func (x *StartScrubRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[73]
+	mi := &file_kvtier_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5732,7 +5826,7 @@ func (x *StartScrubRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartScrubRequest.ProtoReflect.Descriptor instead.
 func (*StartScrubRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{73}
+	return file_kvtier_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *StartScrubRequest) GetBytesPerSecond() int64 {
@@ -5758,7 +5852,7 @@ type StopScrubRequest struct {
 
 func (x *StopScrubRequest) Reset() {
 	*x = StopScrubRequest{}
-	mi := &file_kvtier_proto_msgTypes[74]
+	mi := &file_kvtier_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5770,7 +5864,7 @@ func (x *StopScrubRequest) String() string {
 func (*StopScrubRequest) ProtoMessage() {}
 
 func (x *StopScrubRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[74]
+	mi := &file_kvtier_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5783,7 +5877,7 @@ func (x *StopScrubRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopScrubRequest.ProtoReflect.Descriptor instead.
 func (*StopScrubRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{74}
+	return file_kvtier_proto_rawDescGZIP(), []int{75}
 }
 
 // ScrubStatus tells how far a scrub is, or how the last one ended. Its counters
@@ -5807,7 +5901,7 @@ type ScrubStatus struct {
 
 func (x *ScrubStatus) Reset() {
 	*x = ScrubStatus{}
-	mi := &file_kvtier_proto_msgTypes[75]
+	mi := &file_kvtier_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5819,7 +5913,7 @@ func (x *ScrubStatus) String() string {
 func (*ScrubStatus) ProtoMessage() {}
 
 func (x *ScrubStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[75]
+	mi := &file_kvtier_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5832,7 +5926,7 @@ func (x *ScrubStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScrubStatus.ProtoReflect.Descriptor instead.
 func (*ScrubStatus) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{75}
+	return file_kvtier_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ScrubStatus) GetState() ScrubState {
@@ -5921,7 +6015,7 @@ type ListSessionsRequest struct {
 
 func (x *ListSessionsRequest) Reset() {
 	*x = ListSessionsRequest{}
-	mi := &file_kvtier_proto_msgTypes[76]
+	mi := &file_kvtier_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5933,7 +6027,7 @@ func (x *ListSessionsRequest) String() string {
 func (*ListSessionsRequest) ProtoMessage() {}
 
 func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[76]
+	mi := &file_kvtier_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5946,7 +6040,7 @@ func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{76}
+	return file_kvtier_proto_rawDescGZIP(), []int{77}
 }
 
 // ListSessionsResponse lists sessions.
@@ -5959,7 +6053,7 @@ type ListSessionsResponse struct {
 
 func (x *ListSessionsResponse) Reset() {
 	*x = ListSessionsResponse{}
-	mi := &file_kvtier_proto_msgTypes[77]
+	mi := &file_kvtier_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5971,7 +6065,7 @@ func (x *ListSessionsResponse) String() string {
 func (*ListSessionsResponse) ProtoMessage() {}
 
 func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[77]
+	mi := &file_kvtier_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5984,7 +6078,7 @@ func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{77}
+	return file_kvtier_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *ListSessionsResponse) GetSessions() []*SessionInfo {
@@ -6021,7 +6115,7 @@ type SessionInfo struct {
 
 func (x *SessionInfo) Reset() {
 	*x = SessionInfo{}
-	mi := &file_kvtier_proto_msgTypes[78]
+	mi := &file_kvtier_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6033,7 +6127,7 @@ func (x *SessionInfo) String() string {
 func (*SessionInfo) ProtoMessage() {}
 
 func (x *SessionInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[78]
+	mi := &file_kvtier_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6046,7 +6140,7 @@ func (x *SessionInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionInfo.ProtoReflect.Descriptor instead.
 func (*SessionInfo) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{78}
+	return file_kvtier_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *SessionInfo) GetId() uint64 {
@@ -6192,7 +6286,7 @@ type IdentityUsage struct {
 
 func (x *IdentityUsage) Reset() {
 	*x = IdentityUsage{}
-	mi := &file_kvtier_proto_msgTypes[79]
+	mi := &file_kvtier_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6204,7 +6298,7 @@ func (x *IdentityUsage) String() string {
 func (*IdentityUsage) ProtoMessage() {}
 
 func (x *IdentityUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[79]
+	mi := &file_kvtier_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6217,7 +6311,7 @@ func (x *IdentityUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IdentityUsage.ProtoReflect.Descriptor instead.
 func (*IdentityUsage) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{79}
+	return file_kvtier_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *IdentityUsage) GetSessions() uint32 {
@@ -6278,7 +6372,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_kvtier_proto_msgTypes[80]
+	mi := &file_kvtier_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6290,7 +6384,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[80]
+	mi := &file_kvtier_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6303,7 +6397,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{80}
+	return file_kvtier_proto_rawDescGZIP(), []int{81}
 }
 
 // TierPolicy is what decides which blocks leave a tier first.
@@ -6319,7 +6413,7 @@ type TierPolicy struct {
 
 func (x *TierPolicy) Reset() {
 	*x = TierPolicy{}
-	mi := &file_kvtier_proto_msgTypes[81]
+	mi := &file_kvtier_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6331,7 +6425,7 @@ func (x *TierPolicy) String() string {
 func (*TierPolicy) ProtoMessage() {}
 
 func (x *TierPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[81]
+	mi := &file_kvtier_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6344,7 +6438,7 @@ func (x *TierPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TierPolicy.ProtoReflect.Descriptor instead.
 func (*TierPolicy) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{81}
+	return file_kvtier_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *TierPolicy) GetTier() Tier {
@@ -6385,7 +6479,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_kvtier_proto_msgTypes[82]
+	mi := &file_kvtier_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6397,7 +6491,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[82]
+	mi := &file_kvtier_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6410,7 +6504,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{82}
+	return file_kvtier_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ListPoliciesResponse) GetTiers() []*TierPolicy {
@@ -6431,7 +6525,7 @@ type SetPolicyRequest struct {
 
 func (x *SetPolicyRequest) Reset() {
 	*x = SetPolicyRequest{}
-	mi := &file_kvtier_proto_msgTypes[83]
+	mi := &file_kvtier_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6443,7 +6537,7 @@ func (x *SetPolicyRequest) String() string {
 func (*SetPolicyRequest) ProtoMessage() {}
 
 func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[83]
+	mi := &file_kvtier_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6456,7 +6550,7 @@ func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*SetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{83}
+	return file_kvtier_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *SetPolicyRequest) GetTier() Tier {
@@ -6482,7 +6576,7 @@ type SetPolicyResponse struct {
 
 func (x *SetPolicyResponse) Reset() {
 	*x = SetPolicyResponse{}
-	mi := &file_kvtier_proto_msgTypes[84]
+	mi := &file_kvtier_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6494,7 +6588,7 @@ func (x *SetPolicyResponse) String() string {
 func (*SetPolicyResponse) ProtoMessage() {}
 
 func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[84]
+	mi := &file_kvtier_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6507,7 +6601,7 @@ func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*SetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{84}
+	return file_kvtier_proto_rawDescGZIP(), []int{85}
 }
 
 // ObjectSweep tells how far the sweep of a bucket is, or how the last one ended. Its
@@ -6534,7 +6628,7 @@ type ObjectSweep struct {
 
 func (x *ObjectSweep) Reset() {
 	*x = ObjectSweep{}
-	mi := &file_kvtier_proto_msgTypes[85]
+	mi := &file_kvtier_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6546,7 +6640,7 @@ func (x *ObjectSweep) String() string {
 func (*ObjectSweep) ProtoMessage() {}
 
 func (x *ObjectSweep) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[85]
+	mi := &file_kvtier_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6559,7 +6653,7 @@ func (x *ObjectSweep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectSweep.ProtoReflect.Descriptor instead.
 func (*ObjectSweep) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{85}
+	return file_kvtier_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ObjectSweep) GetBucket() string {
@@ -6662,7 +6756,7 @@ type SweepObjectsRequest struct {
 
 func (x *SweepObjectsRequest) Reset() {
 	*x = SweepObjectsRequest{}
-	mi := &file_kvtier_proto_msgTypes[86]
+	mi := &file_kvtier_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6674,7 +6768,7 @@ func (x *SweepObjectsRequest) String() string {
 func (*SweepObjectsRequest) ProtoMessage() {}
 
 func (x *SweepObjectsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[86]
+	mi := &file_kvtier_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6687,7 +6781,7 @@ func (x *SweepObjectsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SweepObjectsRequest.ProtoReflect.Descriptor instead.
 func (*SweepObjectsRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{86}
+	return file_kvtier_proto_rawDescGZIP(), []int{87}
 }
 
 // ImportObjectsRequest is empty.
@@ -6699,7 +6793,7 @@ type ImportObjectsRequest struct {
 
 func (x *ImportObjectsRequest) Reset() {
 	*x = ImportObjectsRequest{}
-	mi := &file_kvtier_proto_msgTypes[87]
+	mi := &file_kvtier_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6711,7 +6805,7 @@ func (x *ImportObjectsRequest) String() string {
 func (*ImportObjectsRequest) ProtoMessage() {}
 
 func (x *ImportObjectsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[87]
+	mi := &file_kvtier_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6724,7 +6818,7 @@ func (x *ImportObjectsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImportObjectsRequest.ProtoReflect.Descriptor instead.
 func (*ImportObjectsRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{87}
+	return file_kvtier_proto_rawDescGZIP(), []int{88}
 }
 
 // ObjectImport tells how far the import of a bucket is.
@@ -6747,7 +6841,7 @@ type ObjectImport struct {
 
 func (x *ObjectImport) Reset() {
 	*x = ObjectImport{}
-	mi := &file_kvtier_proto_msgTypes[88]
+	mi := &file_kvtier_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6759,7 +6853,7 @@ func (x *ObjectImport) String() string {
 func (*ObjectImport) ProtoMessage() {}
 
 func (x *ObjectImport) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[88]
+	mi := &file_kvtier_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6772,7 +6866,7 @@ func (x *ObjectImport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectImport.ProtoReflect.Descriptor instead.
 func (*ObjectImport) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{88}
+	return file_kvtier_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *ObjectImport) GetBucket() string {
@@ -6863,7 +6957,7 @@ type ListObjectsRequest struct {
 
 func (x *ListObjectsRequest) Reset() {
 	*x = ListObjectsRequest{}
-	mi := &file_kvtier_proto_msgTypes[89]
+	mi := &file_kvtier_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6875,7 +6969,7 @@ func (x *ListObjectsRequest) String() string {
 func (*ListObjectsRequest) ProtoMessage() {}
 
 func (x *ListObjectsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[89]
+	mi := &file_kvtier_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6888,7 +6982,7 @@ func (x *ListObjectsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListObjectsRequest.ProtoReflect.Descriptor instead.
 func (*ListObjectsRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{89}
+	return file_kvtier_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ListObjectsRequest) GetCursor() string {
@@ -6923,7 +7017,7 @@ type ObjectInfo struct {
 
 func (x *ObjectInfo) Reset() {
 	*x = ObjectInfo{}
-	mi := &file_kvtier_proto_msgTypes[90]
+	mi := &file_kvtier_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6935,7 +7029,7 @@ func (x *ObjectInfo) String() string {
 func (*ObjectInfo) ProtoMessage() {}
 
 func (x *ObjectInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[90]
+	mi := &file_kvtier_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6948,7 +7042,7 @@ func (x *ObjectInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectInfo.ProtoReflect.Descriptor instead.
 func (*ObjectInfo) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{90}
+	return file_kvtier_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ObjectInfo) GetBucket() string {
@@ -7025,7 +7119,7 @@ type ListObjectsResponse struct {
 
 func (x *ListObjectsResponse) Reset() {
 	*x = ListObjectsResponse{}
-	mi := &file_kvtier_proto_msgTypes[91]
+	mi := &file_kvtier_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7037,7 +7131,7 @@ func (x *ListObjectsResponse) String() string {
 func (*ListObjectsResponse) ProtoMessage() {}
 
 func (x *ListObjectsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[91]
+	mi := &file_kvtier_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7050,7 +7144,7 @@ func (x *ListObjectsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListObjectsResponse.ProtoReflect.Descriptor instead.
 func (*ListObjectsResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{91}
+	return file_kvtier_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ListObjectsResponse) GetObjects() []*ObjectInfo {
@@ -7076,7 +7170,7 @@ type ObjectUsageRequest struct {
 
 func (x *ObjectUsageRequest) Reset() {
 	*x = ObjectUsageRequest{}
-	mi := &file_kvtier_proto_msgTypes[92]
+	mi := &file_kvtier_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7088,7 +7182,7 @@ func (x *ObjectUsageRequest) String() string {
 func (*ObjectUsageRequest) ProtoMessage() {}
 
 func (x *ObjectUsageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[92]
+	mi := &file_kvtier_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7101,7 +7195,7 @@ func (x *ObjectUsageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectUsageRequest.ProtoReflect.Descriptor instead.
 func (*ObjectUsageRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{92}
+	return file_kvtier_proto_rawDescGZIP(), []int{93}
 }
 
 // ObjectUsage sums up the objects of a namespace in a bucket.
@@ -7120,7 +7214,7 @@ type ObjectUsage struct {
 
 func (x *ObjectUsage) Reset() {
 	*x = ObjectUsage{}
-	mi := &file_kvtier_proto_msgTypes[93]
+	mi := &file_kvtier_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7132,7 +7226,7 @@ func (x *ObjectUsage) String() string {
 func (*ObjectUsage) ProtoMessage() {}
 
 func (x *ObjectUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[93]
+	mi := &file_kvtier_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7145,7 +7239,7 @@ func (x *ObjectUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectUsage.ProtoReflect.Descriptor instead.
 func (*ObjectUsage) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{93}
+	return file_kvtier_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *ObjectUsage) GetBucket() string {
@@ -7207,7 +7301,7 @@ type ObjectUsageResponse struct {
 
 func (x *ObjectUsageResponse) Reset() {
 	*x = ObjectUsageResponse{}
-	mi := &file_kvtier_proto_msgTypes[94]
+	mi := &file_kvtier_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7219,7 +7313,7 @@ func (x *ObjectUsageResponse) String() string {
 func (*ObjectUsageResponse) ProtoMessage() {}
 
 func (x *ObjectUsageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[94]
+	mi := &file_kvtier_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7232,7 +7326,7 @@ func (x *ObjectUsageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObjectUsageResponse.ProtoReflect.Descriptor instead.
 func (*ObjectUsageResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{94}
+	return file_kvtier_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *ObjectUsageResponse) GetUsage() []*ObjectUsage {
@@ -7253,7 +7347,7 @@ type SetWriteBudgetRequest struct {
 
 func (x *SetWriteBudgetRequest) Reset() {
 	*x = SetWriteBudgetRequest{}
-	mi := &file_kvtier_proto_msgTypes[95]
+	mi := &file_kvtier_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7265,7 +7359,7 @@ func (x *SetWriteBudgetRequest) String() string {
 func (*SetWriteBudgetRequest) ProtoMessage() {}
 
 func (x *SetWriteBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[95]
+	mi := &file_kvtier_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7278,7 +7372,7 @@ func (x *SetWriteBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetWriteBudgetRequest.ProtoReflect.Descriptor instead.
 func (*SetWriteBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{95}
+	return file_kvtier_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *SetWriteBudgetRequest) GetBudget() *WriteBudget {
@@ -7297,7 +7391,7 @@ type SetWriteBudgetResponse struct {
 
 func (x *SetWriteBudgetResponse) Reset() {
 	*x = SetWriteBudgetResponse{}
-	mi := &file_kvtier_proto_msgTypes[96]
+	mi := &file_kvtier_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7309,7 +7403,7 @@ func (x *SetWriteBudgetResponse) String() string {
 func (*SetWriteBudgetResponse) ProtoMessage() {}
 
 func (x *SetWriteBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvtier_proto_msgTypes[96]
+	mi := &file_kvtier_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7322,7 +7416,7 @@ func (x *SetWriteBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetWriteBudgetResponse.ProtoReflect.Descriptor instead.
 func (*SetWriteBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_kvtier_proto_rawDescGZIP(), []int{96}
+	return file_kvtier_proto_rawDescGZIP(), []int{97}
 }
 
 var File_kvtier_proto protoreflect.FileDescriptor
@@ -7583,7 +7677,7 @@ const file_kvtier_proto_rawDesc = "" +
 	"\fListResponse\x12.\n" +
 	"\aentries\x18\x01 \x03(\v2\x14.kvtier.v1.ListEntryR\aentries\x12\x12\n" +
 	"\x04next\x18\x02 \x01(\tR\x04next\"\x0e\n" +
-	"\fStatsRequest\"\xc0\x02\n" +
+	"\fStatsRequest\"\xeb\x02\n" +
 	"\vDeviceStats\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x12\x14\n" +
@@ -7599,7 +7693,16 @@ const file_kvtier_proto_rawDesc = "" +
 	"\rsince_unix_ms\x18\n" +
 	" \x01(\x03R\vsinceUnixMs\x12\x16\n" +
 	"\x06errors\x18\v \x01(\x03R\x06errors\x12 \n" +
-	"\vquarantined\x18\f \x01(\x03R\vquarantined\"\xcc\x05\n" +
+	"\vquarantined\x18\f \x01(\x03R\vquarantined\x12)\n" +
+	"\x04wear\x18\r \x01(\v2\x15.kvtier.v1.DeviceWearR\x04wear\"\xe5\x01\n" +
+	"\n" +
+	"DeviceWear\x12\x16\n" +
+	"\x06device\x18\x01 \x01(\tR\x06device\x12!\n" +
+	"\fused_percent\x18\x02 \x01(\rR\vusedPercent\x12#\n" +
+	"\rspare_percent\x18\x03 \x01(\rR\fsparePercent\x12'\n" +
+	"\x0fspare_threshold\x18\x04 \x01(\rR\x0espareThreshold\x12)\n" +
+	"\x10critical_warning\x18\x05 \x01(\rR\x0fcriticalWarning\x12#\n" +
+	"\rwritten_bytes\x18\x06 \x01(\x03R\fwrittenBytes\"\xcc\x05\n" +
 	"\tTierStats\x12#\n" +
 	"\x04tier\x18\x01 \x01(\x0e2\x0f.kvtier.v1.TierR\x04tier\x12\x1a\n" +
 	"\bcapacity\x18\x02 \x01(\x03R\bcapacity\x12\x12\n" +
@@ -7997,7 +8100,7 @@ func file_kvtier_proto_rawDescGZIP() []byte {
 }
 
 var file_kvtier_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_kvtier_proto_msgTypes = make([]protoimpl.MessageInfo, 101)
+var file_kvtier_proto_msgTypes = make([]protoimpl.MessageInfo, 102)
 var file_kvtier_proto_goTypes = []any{
 	(Tier)(0),                      // 0: kvtier.v1.Tier
 	(MissReason)(0),                // 1: kvtier.v1.MissReason
@@ -8062,51 +8165,52 @@ var file_kvtier_proto_goTypes = []any{
 	(*ListResponse)(nil),           // 60: kvtier.v1.ListResponse
 	(*StatsRequest)(nil),           // 61: kvtier.v1.StatsRequest
 	(*DeviceStats)(nil),            // 62: kvtier.v1.DeviceStats
-	(*TierStats)(nil),              // 63: kvtier.v1.TierStats
-	(*UploadStats)(nil),            // 64: kvtier.v1.UploadStats
-	(*Curve)(nil),                  // 65: kvtier.v1.Curve
-	(*AdmissionStats)(nil),         // 66: kvtier.v1.AdmissionStats
-	(*WriteBudget)(nil),            // 67: kvtier.v1.WriteBudget
-	(*PrefetchStats)(nil),          // 68: kvtier.v1.PrefetchStats
-	(*CatalogStats)(nil),           // 69: kvtier.v1.CatalogStats
-	(*StatsResponse)(nil),          // 70: kvtier.v1.StatsResponse
-	(*NamespaceStats)(nil),         // 71: kvtier.v1.NamespaceStats
-	(*WatchRequest)(nil),           // 72: kvtier.v1.WatchRequest
-	(*Event)(nil),                  // 73: kvtier.v1.Event
-	(*WatchResponse)(nil),          // 74: kvtier.v1.WatchResponse
-	(*PinRequest)(nil),             // 75: kvtier.v1.PinRequest
-	(*PinResult)(nil),              // 76: kvtier.v1.PinResult
-	(*PinResponse)(nil),            // 77: kvtier.v1.PinResponse
-	(*UnpinRequest)(nil),           // 78: kvtier.v1.UnpinRequest
-	(*UnpinResponse)(nil),          // 79: kvtier.v1.UnpinResponse
-	(*StartScrubRequest)(nil),      // 80: kvtier.v1.StartScrubRequest
-	(*StopScrubRequest)(nil),       // 81: kvtier.v1.StopScrubRequest
-	(*ScrubStatus)(nil),            // 82: kvtier.v1.ScrubStatus
-	(*ListSessionsRequest)(nil),    // 83: kvtier.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil),   // 84: kvtier.v1.ListSessionsResponse
-	(*SessionInfo)(nil),            // 85: kvtier.v1.SessionInfo
-	(*IdentityUsage)(nil),          // 86: kvtier.v1.IdentityUsage
-	(*ListPoliciesRequest)(nil),    // 87: kvtier.v1.ListPoliciesRequest
-	(*TierPolicy)(nil),             // 88: kvtier.v1.TierPolicy
-	(*ListPoliciesResponse)(nil),   // 89: kvtier.v1.ListPoliciesResponse
-	(*SetPolicyRequest)(nil),       // 90: kvtier.v1.SetPolicyRequest
-	(*SetPolicyResponse)(nil),      // 91: kvtier.v1.SetPolicyResponse
-	(*ObjectSweep)(nil),            // 92: kvtier.v1.ObjectSweep
-	(*SweepObjectsRequest)(nil),    // 93: kvtier.v1.SweepObjectsRequest
-	(*ImportObjectsRequest)(nil),   // 94: kvtier.v1.ImportObjectsRequest
-	(*ObjectImport)(nil),           // 95: kvtier.v1.ObjectImport
-	(*ListObjectsRequest)(nil),     // 96: kvtier.v1.ListObjectsRequest
-	(*ObjectInfo)(nil),             // 97: kvtier.v1.ObjectInfo
-	(*ListObjectsResponse)(nil),    // 98: kvtier.v1.ListObjectsResponse
-	(*ObjectUsageRequest)(nil),     // 99: kvtier.v1.ObjectUsageRequest
-	(*ObjectUsage)(nil),            // 100: kvtier.v1.ObjectUsage
-	(*ObjectUsageResponse)(nil),    // 101: kvtier.v1.ObjectUsageResponse
-	(*SetWriteBudgetRequest)(nil),  // 102: kvtier.v1.SetWriteBudgetRequest
-	(*SetWriteBudgetResponse)(nil), // 103: kvtier.v1.SetWriteBudgetResponse
-	nil,                            // 104: kvtier.v1.AdmissionStats.RejectedEntry
-	nil,                            // 105: kvtier.v1.StatsResponse.MissesEntry
-	nil,                            // 106: kvtier.v1.StatsResponse.RemovedEntry
-	nil,                            // 107: kvtier.v1.NamespaceStats.MissesEntry
+	(*DeviceWear)(nil),             // 63: kvtier.v1.DeviceWear
+	(*TierStats)(nil),              // 64: kvtier.v1.TierStats
+	(*UploadStats)(nil),            // 65: kvtier.v1.UploadStats
+	(*Curve)(nil),                  // 66: kvtier.v1.Curve
+	(*AdmissionStats)(nil),         // 67: kvtier.v1.AdmissionStats
+	(*WriteBudget)(nil),            // 68: kvtier.v1.WriteBudget
+	(*PrefetchStats)(nil),          // 69: kvtier.v1.PrefetchStats
+	(*CatalogStats)(nil),           // 70: kvtier.v1.CatalogStats
+	(*StatsResponse)(nil),          // 71: kvtier.v1.StatsResponse
+	(*NamespaceStats)(nil),         // 72: kvtier.v1.NamespaceStats
+	(*WatchRequest)(nil),           // 73: kvtier.v1.WatchRequest
+	(*Event)(nil),                  // 74: kvtier.v1.Event
+	(*WatchResponse)(nil),          // 75: kvtier.v1.WatchResponse
+	(*PinRequest)(nil),             // 76: kvtier.v1.PinRequest
+	(*PinResult)(nil),              // 77: kvtier.v1.PinResult
+	(*PinResponse)(nil),            // 78: kvtier.v1.PinResponse
+	(*UnpinRequest)(nil),           // 79: kvtier.v1.UnpinRequest
+	(*UnpinResponse)(nil),          // 80: kvtier.v1.UnpinResponse
+	(*StartScrubRequest)(nil),      // 81: kvtier.v1.StartScrubRequest
+	(*StopScrubRequest)(nil),       // 82: kvtier.v1.StopScrubRequest
+	(*ScrubStatus)(nil),            // 83: kvtier.v1.ScrubStatus
+	(*ListSessionsRequest)(nil),    // 84: kvtier.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),   // 85: kvtier.v1.ListSessionsResponse
+	(*SessionInfo)(nil),            // 86: kvtier.v1.SessionInfo
+	(*IdentityUsage)(nil),          // 87: kvtier.v1.IdentityUsage
+	(*ListPoliciesRequest)(nil),    // 88: kvtier.v1.ListPoliciesRequest
+	(*TierPolicy)(nil),             // 89: kvtier.v1.TierPolicy
+	(*ListPoliciesResponse)(nil),   // 90: kvtier.v1.ListPoliciesResponse
+	(*SetPolicyRequest)(nil),       // 91: kvtier.v1.SetPolicyRequest
+	(*SetPolicyResponse)(nil),      // 92: kvtier.v1.SetPolicyResponse
+	(*ObjectSweep)(nil),            // 93: kvtier.v1.ObjectSweep
+	(*SweepObjectsRequest)(nil),    // 94: kvtier.v1.SweepObjectsRequest
+	(*ImportObjectsRequest)(nil),   // 95: kvtier.v1.ImportObjectsRequest
+	(*ObjectImport)(nil),           // 96: kvtier.v1.ObjectImport
+	(*ListObjectsRequest)(nil),     // 97: kvtier.v1.ListObjectsRequest
+	(*ObjectInfo)(nil),             // 98: kvtier.v1.ObjectInfo
+	(*ListObjectsResponse)(nil),    // 99: kvtier.v1.ListObjectsResponse
+	(*ObjectUsageRequest)(nil),     // 100: kvtier.v1.ObjectUsageRequest
+	(*ObjectUsage)(nil),            // 101: kvtier.v1.ObjectUsage
+	(*ObjectUsageResponse)(nil),    // 102: kvtier.v1.ObjectUsageResponse
+	(*SetWriteBudgetRequest)(nil),  // 103: kvtier.v1.SetWriteBudgetRequest
+	(*SetWriteBudgetResponse)(nil), // 104: kvtier.v1.SetWriteBudgetResponse
+	nil,                            // 105: kvtier.v1.AdmissionStats.RejectedEntry
+	nil,                            // 106: kvtier.v1.StatsResponse.MissesEntry
+	nil,                            // 107: kvtier.v1.StatsResponse.RemovedEntry
+	nil,                            // 108: kvtier.v1.NamespaceStats.MissesEntry
 }
 var file_kvtier_proto_depIdxs = []int32{
 	2,   // 0: kvtier.v1.Failure.cause:type_name -> kvtier.v1.Cause
@@ -8144,110 +8248,111 @@ var file_kvtier_proto_depIdxs = []int32{
 	0,   // 32: kvtier.v1.PrefetchResponse.tier:type_name -> kvtier.v1.Tier
 	0,   // 33: kvtier.v1.ListEntry.tiers:type_name -> kvtier.v1.Tier
 	59,  // 34: kvtier.v1.ListResponse.entries:type_name -> kvtier.v1.ListEntry
-	0,   // 35: kvtier.v1.TierStats.tier:type_name -> kvtier.v1.Tier
-	62,  // 36: kvtier.v1.TierStats.devices:type_name -> kvtier.v1.DeviceStats
-	66,  // 37: kvtier.v1.TierStats.admission:type_name -> kvtier.v1.AdmissionStats
-	65,  // 38: kvtier.v1.TierStats.curves:type_name -> kvtier.v1.Curve
-	64,  // 39: kvtier.v1.TierStats.uploads:type_name -> kvtier.v1.UploadStats
-	104, // 40: kvtier.v1.AdmissionStats.rejected:type_name -> kvtier.v1.AdmissionStats.RejectedEntry
-	67,  // 41: kvtier.v1.AdmissionStats.budgets:type_name -> kvtier.v1.WriteBudget
-	0,   // 42: kvtier.v1.WriteBudget.tier:type_name -> kvtier.v1.Tier
-	63,  // 43: kvtier.v1.StatsResponse.tiers:type_name -> kvtier.v1.TierStats
-	105, // 44: kvtier.v1.StatsResponse.misses:type_name -> kvtier.v1.StatsResponse.MissesEntry
-	106, // 45: kvtier.v1.StatsResponse.removed:type_name -> kvtier.v1.StatsResponse.RemovedEntry
-	68,  // 46: kvtier.v1.StatsResponse.prefetch:type_name -> kvtier.v1.PrefetchStats
-	82,  // 47: kvtier.v1.StatsResponse.scrub:type_name -> kvtier.v1.ScrubStatus
-	69,  // 48: kvtier.v1.StatsResponse.catalog:type_name -> kvtier.v1.CatalogStats
-	71,  // 49: kvtier.v1.StatsResponse.by_namespace:type_name -> kvtier.v1.NamespaceStats
-	92,  // 50: kvtier.v1.StatsResponse.object_sweeps:type_name -> kvtier.v1.ObjectSweep
-	107, // 51: kvtier.v1.NamespaceStats.misses:type_name -> kvtier.v1.NamespaceStats.MissesEntry
-	23,  // 52: kvtier.v1.NamespaceStats.prefill:type_name -> kvtier.v1.PrefillCost
-	4,   // 53: kvtier.v1.Event.kind:type_name -> kvtier.v1.EventKind
-	0,   // 54: kvtier.v1.Event.tier:type_name -> kvtier.v1.Tier
-	5,   // 55: kvtier.v1.Event.reason:type_name -> kvtier.v1.Reason
-	73,  // 56: kvtier.v1.WatchResponse.event:type_name -> kvtier.v1.Event
-	7,   // 57: kvtier.v1.PinResult.failure:type_name -> kvtier.v1.Failure
-	76,  // 58: kvtier.v1.PinResponse.results:type_name -> kvtier.v1.PinResult
-	6,   // 59: kvtier.v1.ScrubStatus.state:type_name -> kvtier.v1.ScrubState
-	85,  // 60: kvtier.v1.ListSessionsResponse.sessions:type_name -> kvtier.v1.SessionInfo
-	86,  // 61: kvtier.v1.SessionInfo.identity_usage:type_name -> kvtier.v1.IdentityUsage
-	0,   // 62: kvtier.v1.TierPolicy.tier:type_name -> kvtier.v1.Tier
-	88,  // 63: kvtier.v1.ListPoliciesResponse.tiers:type_name -> kvtier.v1.TierPolicy
-	0,   // 64: kvtier.v1.SetPolicyRequest.tier:type_name -> kvtier.v1.Tier
-	97,  // 65: kvtier.v1.ListObjectsResponse.objects:type_name -> kvtier.v1.ObjectInfo
-	100, // 66: kvtier.v1.ObjectUsageResponse.usage:type_name -> kvtier.v1.ObjectUsage
-	67,  // 67: kvtier.v1.SetWriteBudgetRequest.budget:type_name -> kvtier.v1.WriteBudget
-	8,   // 68: kvtier.v1.Kvtier.Ping:input_type -> kvtier.v1.PingRequest
-	12,  // 69: kvtier.v1.Kvtier.OpenNamespace:input_type -> kvtier.v1.OpenNamespaceRequest
-	14,  // 70: kvtier.v1.Kvtier.GetNamespace:input_type -> kvtier.v1.GetNamespaceRequest
-	15,  // 71: kvtier.v1.Kvtier.ListNamespaces:input_type -> kvtier.v1.ListNamespacesRequest
-	18,  // 72: kvtier.v1.Kvtier.Match:input_type -> kvtier.v1.MatchRequest
-	28,  // 73: kvtier.v1.Kvtier.Locate:input_type -> kvtier.v1.LocateRequest
-	32,  // 74: kvtier.v1.Kvtier.Put:input_type -> kvtier.v1.PutRequest
-	37,  // 75: kvtier.v1.Kvtier.Get:input_type -> kvtier.v1.GetRequest
-	40,  // 76: kvtier.v1.Kvtier.Reserve:input_type -> kvtier.v1.ReserveRequest
-	43,  // 77: kvtier.v1.Kvtier.Commit:input_type -> kvtier.v1.CommitRequest
-	45,  // 78: kvtier.v1.Kvtier.Abort:input_type -> kvtier.v1.AbortRequest
-	47,  // 79: kvtier.v1.Kvtier.Prefetch:input_type -> kvtier.v1.PrefetchRequest
-	49,  // 80: kvtier.v1.Kvtier.CancelPrefetch:input_type -> kvtier.v1.CancelPrefetchRequest
-	51,  // 81: kvtier.v1.Kvtier.RenewLease:input_type -> kvtier.v1.RenewLeaseRequest
-	52,  // 82: kvtier.v1.Kvtier.ReleaseLease:input_type -> kvtier.v1.ReleaseLeaseRequest
-	54,  // 83: kvtier.v1.Kvtier.Delete:input_type -> kvtier.v1.DeleteRequest
-	56,  // 84: kvtier.v1.Kvtier.Clear:input_type -> kvtier.v1.ClearRequest
-	58,  // 85: kvtier.v1.Kvtier.List:input_type -> kvtier.v1.ListRequest
-	83,  // 86: kvtier.v1.Kvtier.ListSessions:input_type -> kvtier.v1.ListSessionsRequest
-	61,  // 87: kvtier.v1.Kvtier.Stats:input_type -> kvtier.v1.StatsRequest
-	72,  // 88: kvtier.v1.Kvtier.Watch:input_type -> kvtier.v1.WatchRequest
-	75,  // 89: kvtier.v1.Kvtier.Pin:input_type -> kvtier.v1.PinRequest
-	78,  // 90: kvtier.v1.Kvtier.Unpin:input_type -> kvtier.v1.UnpinRequest
-	80,  // 91: kvtier.v1.Kvtier.StartScrub:input_type -> kvtier.v1.StartScrubRequest
-	81,  // 92: kvtier.v1.Kvtier.StopScrub:input_type -> kvtier.v1.StopScrubRequest
-	87,  // 93: kvtier.v1.Kvtier.ListPolicies:input_type -> kvtier.v1.ListPoliciesRequest
-	90,  // 94: kvtier.v1.Kvtier.SetPolicy:input_type -> kvtier.v1.SetPolicyRequest
-	96,  // 95: kvtier.v1.Kvtier.ListObjects:input_type -> kvtier.v1.ListObjectsRequest
-	99,  // 96: kvtier.v1.Kvtier.ObjectUsage:input_type -> kvtier.v1.ObjectUsageRequest
-	93,  // 97: kvtier.v1.Kvtier.SweepObjects:input_type -> kvtier.v1.SweepObjectsRequest
-	94,  // 98: kvtier.v1.Kvtier.ImportObjects:input_type -> kvtier.v1.ImportObjectsRequest
-	102, // 99: kvtier.v1.Kvtier.SetWriteBudget:input_type -> kvtier.v1.SetWriteBudgetRequest
-	21,  // 100: kvtier.v1.Kvtier.ReportPrefill:input_type -> kvtier.v1.ReportPrefillRequest
-	9,   // 101: kvtier.v1.Kvtier.Ping:output_type -> kvtier.v1.PingResponse
-	13,  // 102: kvtier.v1.Kvtier.OpenNamespace:output_type -> kvtier.v1.Namespace
-	13,  // 103: kvtier.v1.Kvtier.GetNamespace:output_type -> kvtier.v1.Namespace
-	17,  // 104: kvtier.v1.Kvtier.ListNamespaces:output_type -> kvtier.v1.ListNamespacesResponse
-	26,  // 105: kvtier.v1.Kvtier.Match:output_type -> kvtier.v1.MatchResponse
-	31,  // 106: kvtier.v1.Kvtier.Locate:output_type -> kvtier.v1.LocateResponse
-	36,  // 107: kvtier.v1.Kvtier.Put:output_type -> kvtier.v1.PutResponse
-	38,  // 108: kvtier.v1.Kvtier.Get:output_type -> kvtier.v1.GetResponse
-	42,  // 109: kvtier.v1.Kvtier.Reserve:output_type -> kvtier.v1.ReserveResponse
-	44,  // 110: kvtier.v1.Kvtier.Commit:output_type -> kvtier.v1.CommitResponse
-	46,  // 111: kvtier.v1.Kvtier.Abort:output_type -> kvtier.v1.AbortResponse
-	48,  // 112: kvtier.v1.Kvtier.Prefetch:output_type -> kvtier.v1.PrefetchResponse
-	50,  // 113: kvtier.v1.Kvtier.CancelPrefetch:output_type -> kvtier.v1.CancelPrefetchResponse
-	27,  // 114: kvtier.v1.Kvtier.RenewLease:output_type -> kvtier.v1.Lease
-	53,  // 115: kvtier.v1.Kvtier.ReleaseLease:output_type -> kvtier.v1.ReleaseLeaseResponse
-	55,  // 116: kvtier.v1.Kvtier.Delete:output_type -> kvtier.v1.DeleteResponse
-	57,  // 117: kvtier.v1.Kvtier.Clear:output_type -> kvtier.v1.ClearResponse
-	60,  // 118: kvtier.v1.Kvtier.List:output_type -> kvtier.v1.ListResponse
-	84,  // 119: kvtier.v1.Kvtier.ListSessions:output_type -> kvtier.v1.ListSessionsResponse
-	70,  // 120: kvtier.v1.Kvtier.Stats:output_type -> kvtier.v1.StatsResponse
-	74,  // 121: kvtier.v1.Kvtier.Watch:output_type -> kvtier.v1.WatchResponse
-	77,  // 122: kvtier.v1.Kvtier.Pin:output_type -> kvtier.v1.PinResponse
-	79,  // 123: kvtier.v1.Kvtier.Unpin:output_type -> kvtier.v1.UnpinResponse
-	82,  // 124: kvtier.v1.Kvtier.StartScrub:output_type -> kvtier.v1.ScrubStatus
-	82,  // 125: kvtier.v1.Kvtier.StopScrub:output_type -> kvtier.v1.ScrubStatus
-	89,  // 126: kvtier.v1.Kvtier.ListPolicies:output_type -> kvtier.v1.ListPoliciesResponse
-	91,  // 127: kvtier.v1.Kvtier.SetPolicy:output_type -> kvtier.v1.SetPolicyResponse
-	98,  // 128: kvtier.v1.Kvtier.ListObjects:output_type -> kvtier.v1.ListObjectsResponse
-	101, // 129: kvtier.v1.Kvtier.ObjectUsage:output_type -> kvtier.v1.ObjectUsageResponse
-	92,  // 130: kvtier.v1.Kvtier.SweepObjects:output_type -> kvtier.v1.ObjectSweep
-	95,  // 131: kvtier.v1.Kvtier.ImportObjects:output_type -> kvtier.v1.ObjectImport
-	103, // 132: kvtier.v1.Kvtier.SetWriteBudget:output_type -> kvtier.v1.SetWriteBudgetResponse
-	22,  // 133: kvtier.v1.Kvtier.ReportPrefill:output_type -> kvtier.v1.ReportPrefillResponse
-	101, // [101:134] is the sub-list for method output_type
-	68,  // [68:101] is the sub-list for method input_type
-	68,  // [68:68] is the sub-list for extension type_name
-	68,  // [68:68] is the sub-list for extension extendee
-	0,   // [0:68] is the sub-list for field type_name
+	63,  // 35: kvtier.v1.DeviceStats.wear:type_name -> kvtier.v1.DeviceWear
+	0,   // 36: kvtier.v1.TierStats.tier:type_name -> kvtier.v1.Tier
+	62,  // 37: kvtier.v1.TierStats.devices:type_name -> kvtier.v1.DeviceStats
+	67,  // 38: kvtier.v1.TierStats.admission:type_name -> kvtier.v1.AdmissionStats
+	66,  // 39: kvtier.v1.TierStats.curves:type_name -> kvtier.v1.Curve
+	65,  // 40: kvtier.v1.TierStats.uploads:type_name -> kvtier.v1.UploadStats
+	105, // 41: kvtier.v1.AdmissionStats.rejected:type_name -> kvtier.v1.AdmissionStats.RejectedEntry
+	68,  // 42: kvtier.v1.AdmissionStats.budgets:type_name -> kvtier.v1.WriteBudget
+	0,   // 43: kvtier.v1.WriteBudget.tier:type_name -> kvtier.v1.Tier
+	64,  // 44: kvtier.v1.StatsResponse.tiers:type_name -> kvtier.v1.TierStats
+	106, // 45: kvtier.v1.StatsResponse.misses:type_name -> kvtier.v1.StatsResponse.MissesEntry
+	107, // 46: kvtier.v1.StatsResponse.removed:type_name -> kvtier.v1.StatsResponse.RemovedEntry
+	69,  // 47: kvtier.v1.StatsResponse.prefetch:type_name -> kvtier.v1.PrefetchStats
+	83,  // 48: kvtier.v1.StatsResponse.scrub:type_name -> kvtier.v1.ScrubStatus
+	70,  // 49: kvtier.v1.StatsResponse.catalog:type_name -> kvtier.v1.CatalogStats
+	72,  // 50: kvtier.v1.StatsResponse.by_namespace:type_name -> kvtier.v1.NamespaceStats
+	93,  // 51: kvtier.v1.StatsResponse.object_sweeps:type_name -> kvtier.v1.ObjectSweep
+	108, // 52: kvtier.v1.NamespaceStats.misses:type_name -> kvtier.v1.NamespaceStats.MissesEntry
+	23,  // 53: kvtier.v1.NamespaceStats.prefill:type_name -> kvtier.v1.PrefillCost
+	4,   // 54: kvtier.v1.Event.kind:type_name -> kvtier.v1.EventKind
+	0,   // 55: kvtier.v1.Event.tier:type_name -> kvtier.v1.Tier
+	5,   // 56: kvtier.v1.Event.reason:type_name -> kvtier.v1.Reason
+	74,  // 57: kvtier.v1.WatchResponse.event:type_name -> kvtier.v1.Event
+	7,   // 58: kvtier.v1.PinResult.failure:type_name -> kvtier.v1.Failure
+	77,  // 59: kvtier.v1.PinResponse.results:type_name -> kvtier.v1.PinResult
+	6,   // 60: kvtier.v1.ScrubStatus.state:type_name -> kvtier.v1.ScrubState
+	86,  // 61: kvtier.v1.ListSessionsResponse.sessions:type_name -> kvtier.v1.SessionInfo
+	87,  // 62: kvtier.v1.SessionInfo.identity_usage:type_name -> kvtier.v1.IdentityUsage
+	0,   // 63: kvtier.v1.TierPolicy.tier:type_name -> kvtier.v1.Tier
+	89,  // 64: kvtier.v1.ListPoliciesResponse.tiers:type_name -> kvtier.v1.TierPolicy
+	0,   // 65: kvtier.v1.SetPolicyRequest.tier:type_name -> kvtier.v1.Tier
+	98,  // 66: kvtier.v1.ListObjectsResponse.objects:type_name -> kvtier.v1.ObjectInfo
+	101, // 67: kvtier.v1.ObjectUsageResponse.usage:type_name -> kvtier.v1.ObjectUsage
+	68,  // 68: kvtier.v1.SetWriteBudgetRequest.budget:type_name -> kvtier.v1.WriteBudget
+	8,   // 69: kvtier.v1.Kvtier.Ping:input_type -> kvtier.v1.PingRequest
+	12,  // 70: kvtier.v1.Kvtier.OpenNamespace:input_type -> kvtier.v1.OpenNamespaceRequest
+	14,  // 71: kvtier.v1.Kvtier.GetNamespace:input_type -> kvtier.v1.GetNamespaceRequest
+	15,  // 72: kvtier.v1.Kvtier.ListNamespaces:input_type -> kvtier.v1.ListNamespacesRequest
+	18,  // 73: kvtier.v1.Kvtier.Match:input_type -> kvtier.v1.MatchRequest
+	28,  // 74: kvtier.v1.Kvtier.Locate:input_type -> kvtier.v1.LocateRequest
+	32,  // 75: kvtier.v1.Kvtier.Put:input_type -> kvtier.v1.PutRequest
+	37,  // 76: kvtier.v1.Kvtier.Get:input_type -> kvtier.v1.GetRequest
+	40,  // 77: kvtier.v1.Kvtier.Reserve:input_type -> kvtier.v1.ReserveRequest
+	43,  // 78: kvtier.v1.Kvtier.Commit:input_type -> kvtier.v1.CommitRequest
+	45,  // 79: kvtier.v1.Kvtier.Abort:input_type -> kvtier.v1.AbortRequest
+	47,  // 80: kvtier.v1.Kvtier.Prefetch:input_type -> kvtier.v1.PrefetchRequest
+	49,  // 81: kvtier.v1.Kvtier.CancelPrefetch:input_type -> kvtier.v1.CancelPrefetchRequest
+	51,  // 82: kvtier.v1.Kvtier.RenewLease:input_type -> kvtier.v1.RenewLeaseRequest
+	52,  // 83: kvtier.v1.Kvtier.ReleaseLease:input_type -> kvtier.v1.ReleaseLeaseRequest
+	54,  // 84: kvtier.v1.Kvtier.Delete:input_type -> kvtier.v1.DeleteRequest
+	56,  // 85: kvtier.v1.Kvtier.Clear:input_type -> kvtier.v1.ClearRequest
+	58,  // 86: kvtier.v1.Kvtier.List:input_type -> kvtier.v1.ListRequest
+	84,  // 87: kvtier.v1.Kvtier.ListSessions:input_type -> kvtier.v1.ListSessionsRequest
+	61,  // 88: kvtier.v1.Kvtier.Stats:input_type -> kvtier.v1.StatsRequest
+	73,  // 89: kvtier.v1.Kvtier.Watch:input_type -> kvtier.v1.WatchRequest
+	76,  // 90: kvtier.v1.Kvtier.Pin:input_type -> kvtier.v1.PinRequest
+	79,  // 91: kvtier.v1.Kvtier.Unpin:input_type -> kvtier.v1.UnpinRequest
+	81,  // 92: kvtier.v1.Kvtier.StartScrub:input_type -> kvtier.v1.StartScrubRequest
+	82,  // 93: kvtier.v1.Kvtier.StopScrub:input_type -> kvtier.v1.StopScrubRequest
+	88,  // 94: kvtier.v1.Kvtier.ListPolicies:input_type -> kvtier.v1.ListPoliciesRequest
+	91,  // 95: kvtier.v1.Kvtier.SetPolicy:input_type -> kvtier.v1.SetPolicyRequest
+	97,  // 96: kvtier.v1.Kvtier.ListObjects:input_type -> kvtier.v1.ListObjectsRequest
+	100, // 97: kvtier.v1.Kvtier.ObjectUsage:input_type -> kvtier.v1.ObjectUsageRequest
+	94,  // 98: kvtier.v1.Kvtier.SweepObjects:input_type -> kvtier.v1.SweepObjectsRequest
+	95,  // 99: kvtier.v1.Kvtier.ImportObjects:input_type -> kvtier.v1.ImportObjectsRequest
+	103, // 100: kvtier.v1.Kvtier.SetWriteBudget:input_type -> kvtier.v1.SetWriteBudgetRequest
+	21,  // 101: kvtier.v1.Kvtier.ReportPrefill:input_type -> kvtier.v1.ReportPrefillRequest
+	9,   // 102: kvtier.v1.Kvtier.Ping:output_type -> kvtier.v1.PingResponse
+	13,  // 103: kvtier.v1.Kvtier.OpenNamespace:output_type -> kvtier.v1.Namespace
+	13,  // 104: kvtier.v1.Kvtier.GetNamespace:output_type -> kvtier.v1.Namespace
+	17,  // 105: kvtier.v1.Kvtier.ListNamespaces:output_type -> kvtier.v1.ListNamespacesResponse
+	26,  // 106: kvtier.v1.Kvtier.Match:output_type -> kvtier.v1.MatchResponse
+	31,  // 107: kvtier.v1.Kvtier.Locate:output_type -> kvtier.v1.LocateResponse
+	36,  // 108: kvtier.v1.Kvtier.Put:output_type -> kvtier.v1.PutResponse
+	38,  // 109: kvtier.v1.Kvtier.Get:output_type -> kvtier.v1.GetResponse
+	42,  // 110: kvtier.v1.Kvtier.Reserve:output_type -> kvtier.v1.ReserveResponse
+	44,  // 111: kvtier.v1.Kvtier.Commit:output_type -> kvtier.v1.CommitResponse
+	46,  // 112: kvtier.v1.Kvtier.Abort:output_type -> kvtier.v1.AbortResponse
+	48,  // 113: kvtier.v1.Kvtier.Prefetch:output_type -> kvtier.v1.PrefetchResponse
+	50,  // 114: kvtier.v1.Kvtier.CancelPrefetch:output_type -> kvtier.v1.CancelPrefetchResponse
+	27,  // 115: kvtier.v1.Kvtier.RenewLease:output_type -> kvtier.v1.Lease
+	53,  // 116: kvtier.v1.Kvtier.ReleaseLease:output_type -> kvtier.v1.ReleaseLeaseResponse
+	55,  // 117: kvtier.v1.Kvtier.Delete:output_type -> kvtier.v1.DeleteResponse
+	57,  // 118: kvtier.v1.Kvtier.Clear:output_type -> kvtier.v1.ClearResponse
+	60,  // 119: kvtier.v1.Kvtier.List:output_type -> kvtier.v1.ListResponse
+	85,  // 120: kvtier.v1.Kvtier.ListSessions:output_type -> kvtier.v1.ListSessionsResponse
+	71,  // 121: kvtier.v1.Kvtier.Stats:output_type -> kvtier.v1.StatsResponse
+	75,  // 122: kvtier.v1.Kvtier.Watch:output_type -> kvtier.v1.WatchResponse
+	78,  // 123: kvtier.v1.Kvtier.Pin:output_type -> kvtier.v1.PinResponse
+	80,  // 124: kvtier.v1.Kvtier.Unpin:output_type -> kvtier.v1.UnpinResponse
+	83,  // 125: kvtier.v1.Kvtier.StartScrub:output_type -> kvtier.v1.ScrubStatus
+	83,  // 126: kvtier.v1.Kvtier.StopScrub:output_type -> kvtier.v1.ScrubStatus
+	90,  // 127: kvtier.v1.Kvtier.ListPolicies:output_type -> kvtier.v1.ListPoliciesResponse
+	92,  // 128: kvtier.v1.Kvtier.SetPolicy:output_type -> kvtier.v1.SetPolicyResponse
+	99,  // 129: kvtier.v1.Kvtier.ListObjects:output_type -> kvtier.v1.ListObjectsResponse
+	102, // 130: kvtier.v1.Kvtier.ObjectUsage:output_type -> kvtier.v1.ObjectUsageResponse
+	93,  // 131: kvtier.v1.Kvtier.SweepObjects:output_type -> kvtier.v1.ObjectSweep
+	96,  // 132: kvtier.v1.Kvtier.ImportObjects:output_type -> kvtier.v1.ObjectImport
+	104, // 133: kvtier.v1.Kvtier.SetWriteBudget:output_type -> kvtier.v1.SetWriteBudgetResponse
+	22,  // 134: kvtier.v1.Kvtier.ReportPrefill:output_type -> kvtier.v1.ReportPrefillResponse
+	102, // [102:135] is the sub-list for method output_type
+	69,  // [69:102] is the sub-list for method input_type
+	69,  // [69:69] is the sub-list for extension type_name
+	69,  // [69:69] is the sub-list for extension extendee
+	0,   // [0:69] is the sub-list for field type_name
 }
 
 func init() { file_kvtier_proto_init() }
@@ -8261,7 +8366,7 @@ func file_kvtier_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvtier_proto_rawDesc), len(file_kvtier_proto_rawDesc)),
 			NumEnums:      7,
-			NumMessages:   101,
+			NumMessages:   102,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -328,8 +328,9 @@ type DeviceStats struct {
 	// Quarantined is what slots take that cannot be read or written, and are left out
 	// until they can.
 	Quarantined int64
-	PageBytes   int64 // DRAM: page size obtained
-	Locked      int64 // DRAM: bytes locked
+	PageBytes   int64       // DRAM: page size obtained
+	Locked      int64       // DRAM: bytes locked
+	Wear        *DeviceWear // nil: what is under it does not tell, or kvtier may not ask
 }
 
 // Stats is a snapshot of the store.
