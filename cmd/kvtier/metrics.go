@@ -65,6 +65,8 @@ type storeCollector struct {
 	turned  *prometheus.Desc
 	curve   *prometheus.Desc
 	device  group[block.DeviceStats]
+	wear    group[block.DeviceWear]
+	written *prometheus.Desc
 	scrub   group[block.ScrubStatus]
 	sweep   group[block.ObjectSweep]
 	catalog group[index.CatalogMetrics]
@@ -92,6 +94,8 @@ func newStoreCollector(take func() (storeSnapshot, bool)) *storeCollector {
 		curve: prometheus.NewDesc("kvtier_tier_would_hit_ratio", "Share of the blocks asked for that the tier would have had with another policy or size, in capacities; estimated.",
 			[]string{"tier", "policy", "size"}, nil),
 		device:  group[block.DeviceStats]{prefix: "kvtier_device_", labels: []string{"tier", "device"}},
+		wear:    group[block.DeviceWear]{prefix: "kvtier_device_wear_", labels: []string{"tier", "device"}},
+		written: prometheus.NewDesc("kvtier_device_wear_written_bytes_total", "Bytes that all who ever used the NVMe device have written to it; absent where it does not say.", []string{"tier", "device"}, nil),
 		scrub:   group[block.ScrubStatus]{prefix: "kvtier_scrub_"},
 		sweep:   group[block.ObjectSweep]{prefix: "kvtier_bucket_sweep_", labels: []string{"bucket"}},
 		catalog: group[index.CatalogMetrics]{prefix: "kvtier_catalog_"},
@@ -195,6 +199,10 @@ func (c *storeCollector) addDevice() {
 	c.device.add(gauge, "quarantined_bytes", "Bytes of slots that are left out until they can be read and written again.", func(d *block.DeviceStats) float64 { return float64(d.Quarantined) })
 	c.device.add(gauge, "page_bytes", "Size of the memory pages obtained; 0 for devices that are not memory.", func(d *block.DeviceStats) float64 { return float64(d.PageBytes) })
 	c.device.add(gauge, "locked_bytes", "Bytes locked in memory.", func(d *block.DeviceStats) float64 { return float64(d.Locked) })
+	c.wear.add(gauge, "used_ratio", "Share of its rated endurance that the NVMe device has used, by its own estimate; may be above 1. Absent where it does not tell.", func(w *block.DeviceWear) float64 { return float64(w.UsedPercent) / 100 })
+	c.wear.add(gauge, "spare_ratio", "Share of the NVMe device's spare capacity that is left.", func(w *block.DeviceWear) float64 { return float64(w.SparePercent) / 100 })
+	c.wear.add(gauge, "spare_threshold_ratio", "Share of the spare capacity below which the NVMe device warns.", func(w *block.DeviceWear) float64 { return float64(w.SpareThreshold) / 100 })
+	c.wear.add(gauge, "critical_warning", "Bits of the NVMe device's critical warning; 0 when there is none.", func(w *block.DeviceWear) float64 { return float64(w.CriticalWarning) })
 }
 
 // addScrub adds what is said of the scrub that runs, or else ran last. A scrub that
@@ -247,7 +255,7 @@ func unixSeconds(t time.Time) float64 {
 
 // Describe lists the metrics.
 func (c *storeCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.ready, c.info, c.opened, c.policy, c.missed, c.misses, c.removed, c.turned, c.curve} {
+	for _, d := range []*prometheus.Desc{c.ready, c.info, c.opened, c.policy, c.missed, c.misses, c.removed, c.turned, c.curve, c.written} {
 		ch <- d
 	}
 	c.store.describe(ch)
@@ -256,6 +264,7 @@ func (c *storeCollector) Describe(ch chan<- *prometheus.Desc) {
 	c.upload.describe(ch)
 	c.space.describe(ch)
 	c.device.describe(ch)
+	c.wear.describe(ch)
 	c.scrub.describe(ch)
 	c.sweep.describe(ch)
 	c.catalog.describe(ch)
@@ -316,6 +325,12 @@ func (c *storeCollector) Collect(ch chan<- prometheus.Metric) {
 			d := &t.Devices[j]
 			ch <- prometheus.MustNewConstMetric(c.info, gauge, 1, t.Tier.String(), d.Path, d.ID, d.Engine, d.State)
 			c.device.collect(ch, d, t.Tier.String(), d.Path)
+			if w := d.Wear; w != nil {
+				c.wear.collect(ch, w, t.Tier.String(), d.Path)
+				if w.WrittenBytes > 0 {
+					ch <- prometheus.MustNewConstMetric(c.written, counter, float64(w.WrittenBytes), t.Tier.String(), d.Path)
+				}
+			}
 		}
 	}
 }

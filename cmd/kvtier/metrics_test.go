@@ -44,7 +44,10 @@ func aStats() block.Stats {
 				Tier: block.G3, Capacity: 4 << 30, BytesIn: 99, Policy: "lru-leaf", Behind: 3 * time.Second, FellBehind: 1,
 				Admission: &block.AdmissionStats{Budgets: []block.BudgetStats{{WriteBudget: block.WriteBudget{Tier: block.G3, Bytes: 1 << 40}, AvailableBytes: -4096}}, Admitted: 7, Rejected: map[string]int64{"used_once": 5, "tail": 0}},
 				Devices: []block.DeviceStats{
-					{Path: "/a", ID: "0a", Bytes: 2 << 30, FreeOnFS: 5, Engine: "io_uring", State: "healthy"},
+					{
+						Path: "/a", ID: "0a", Bytes: 2 << 30, FreeOnFS: 5, Engine: "io_uring", State: "healthy",
+						Wear: &block.DeviceWear{Device: "nvme0n1", UsedPercent: 12, SparePercent: 99, SpareThreshold: 10, CriticalWarning: 1<<1 | 1<<3, WrittenBytes: 3 << 40},
+					},
 					{
 						Path: "/b", ID: "0b", Bytes: 2 << 30, Engine: "io_uring", State: block.Down, Reason: "write: input/output error",
 						Since: time.Unix(1_700_000_000, 0), Errors: 12,

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -159,6 +160,35 @@ type statDevice struct {
 	LockedBytes int64  `json:"locked_bytes,omitempty"`
 	Quarantined int64  `json:"quarantined,omitempty"`
 	statHealth
+	Wear *statWear `json:"wear,omitempty"` // absent: the device does not tell
+}
+
+// statWear is what an NVMe device tells of its wear.
+type statWear struct {
+	Device         string   `json:"device"`
+	UsedPercent    uint32   `json:"used_percent"` // of its rated endurance
+	SparePercent   uint32   `json:"spare_percent"`
+	SpareThreshold uint32   `json:"spare_threshold_percent"` // below which it warns
+	Warnings       []string `json:"critical_warnings"`
+	WrittenBytes   int64    `json:"written_bytes,omitempty"` // absent: it does not say
+}
+
+func describeWear(w *block.DeviceWear) *statWear {
+	if w == nil {
+		return nil
+	}
+	return &statWear{w.Device, w.UsedPercent, w.SparePercent, w.SpareThreshold, append([]string{}, w.Warnings()...), w.WrittenBytes}
+}
+
+func (w *statWear) line() string {
+	s := fmt.Sprintf("%s: %d%% of its endurance used, %d%% spare (warns below %d%%)", w.Device, w.UsedPercent, w.SparePercent, w.SpareThreshold)
+	if w.WrittenBytes > 0 {
+		s += ", " + formatSizeShort(w.WrittenBytes) + " written"
+	}
+	if len(w.Warnings) > 0 {
+		s += ", critical warning: " + strings.Join(w.Warnings, ", ")
+	}
+	return s
 }
 
 type statPrefetch struct {
@@ -207,6 +237,7 @@ func describeStats(version string, s block.Stats) statOutput {
 			st.Devices = append(st.Devices, statDevice{
 				Path: d.Path, ID: d.ID, Bytes: d.Bytes, FreeOnFS: d.FreeOnFS, Engine: d.Engine, PageBytes: d.PageBytes, LockedBytes: d.Locked, Quarantined: d.Quarantined,
 				statHealth: statHealth{d.State, d.Reason, rfc3339(d.Since), d.Errors},
+				Wear:       describeWear(d.Wear),
 			})
 		}
 		if u := t.Uploads; u != nil {
@@ -372,6 +403,9 @@ func (d *statDevice) detail() string {
 	}
 	if d.FreeOnFS > 0 {
 		add("%s free on its file system", formatSizeShort(d.FreeOnFS))
+	}
+	if d.Wear != nil {
+		add("%s", d.Wear.line())
 	}
 	return s
 }
