@@ -65,9 +65,8 @@ func (c *Client) MatchPacked(ctx context.Context, ns block.Namespace, hashes []b
 		return nil
 	}
 	// A lease belongs to the gRPC connection, by which it is renewed.
-	// Sessions have no conversations.
-	if o.Lease <= 0 && o.Conversation == "" && (o.Plan == nil || len(hashes) <= MaxKeys*n) {
-		if s := c.session(ctx); s != nil {
+	if o.Lease <= 0 && (o.Plan == nil || len(hashes) <= MaxKeys*n) {
+		if s := c.session(ctx); s != nil && (o.Conversation == "" || s.Hints()) {
 			return s.Match(ctx, c.handleOf(ns), hashes, o, res)
 		}
 	}

@@ -305,6 +305,49 @@ func TestSessionLostIsUnmapped(t *testing.T) {
 	eventually(t, func() bool { return maps() == before })
 }
 
+// matched is a store that notes what it is asked with.
+type matched struct {
+	*memstore.Store
+	mu    sync.Mutex
+	asked []block.MatchOptions
+}
+
+func (s *matched) Match(ctx context.Context, ns block.NamespaceID, hashLen int, hashes []byte, o block.MatchOptions, res *block.MatchResult) error {
+	s.mu.Lock()
+	s.asked = append(s.asked, o)
+	s.mu.Unlock()
+	return s.Store.Match(ctx, ns, hashLen, hashes, o, res)
+}
+
+// A match of a conversation goes over a session as others do: without a lease.
+func TestSessionConversation(t *testing.T) {
+	s := &matched{Store: memstore.New(nil)}
+	c := apitest.ServeSessions(t, s, s, false, nil)()
+	ns, err := c.OpenNamespace(t.Context(), block.Descriptor{Name: "ns", BlockBytes: 5}, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns.HashLen = 16
+	if res, err := c.Put(t.Context(), ns, []api.PutItem{{Data: []byte("block")}}, api.PutOptions{}); err != nil || res[0].Err != nil {
+		t.Fatal(err, res)
+	}
+	for _, lease := range []time.Duration{0, time.Minute} {
+		o := block.MatchOptions{Conversation: "agent", Lease: lease}
+		if _, err := c.Match(t.Context(), ns, []block.Hash{{}}, o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.asked) != 2 || s.asked[0].Conversation != "agent" || s.asked[1].Conversation != "agent" {
+		t.Fatalf("asked %+v", s.asked)
+	}
+	// Over gRPC a match without a lease is no session's.
+	if way := c.SessionInfo().Way; way != api.WayTCP || s.asked[0].Session == 0 || s.asked[0].Session == s.asked[1].Session {
+		t.Errorf("over %s asked %+v", way, s.asked)
+	}
+}
+
 func eventually(t *testing.T, ok func() bool) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)

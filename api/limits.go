@@ -28,7 +28,7 @@ const (
 	// maxReplyBytes bounds what the client accepts; a list of all namespaces is
 	// the largest.
 	maxReplyBytes = 64 << 20
-	// maxRequestID bounds the id that a client gives a prefetch, or a conversation.
+	// maxRequestID bounds the id that a client gives a prefetch.
 	maxRequestID = 255
 	// defaultListLimit is the page of a listing that names no limit.
 	defaultListLimit = 1000

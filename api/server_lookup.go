@@ -26,8 +26,8 @@ func (s *service) Match(ctx context.Context, req *pb.MatchRequest) (*pb.MatchRes
 	if o.Lease, err = durationField("lease_ms", req.GetLeaseMs()); err != nil {
 		return nil, err
 	}
-	if n := len(req.GetConversation()); n > maxRequestID {
-		return nil, invalid("conversation: %d bytes, at most %d", n, maxRequestID)
+	if err := block.CheckConversation(o.Conversation); err != nil {
+		return nil, err
 	}
 	if o.Lease > 0 {
 		sess, err := enter(ctx)

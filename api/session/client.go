@@ -216,7 +216,7 @@ func greet(ctx context.Context, conn net.Conn, o *ClientOptions) (w WelcomeMessa
 	defer stop()
 	h := HelloMessage{
 		MinVersion: Version, MaxVersion: Version, Calls: uint32(max(0, o.Calls)), Bytes: uint64(max(0, o.Bytes)), Token: o.Token, Name: o.Name,
-		Message: uint32(o.Message),
+		Features: FeatureHints, Message: uint32(o.Message),
 	}
 	if _, ok := conn.(*net.UnixConn); ok && !o.NoShared {
 		h.Features |= FeatureShared | FeatureChunks

@@ -13,6 +13,7 @@ import (
 // res, reusing its slice. More keys than one message takes are looked up in several, up to
 // the first that has a gap, unless o wants all. What it leases, as one, belongs to this
 // session and ends with it. A plan is of as many keys as one message takes, at most.
+// Without Hints a conversation counts for nothing.
 func (c *Client) Match(ctx context.Context, ns Namespace, hashes []byte, o block.MatchOptions, res *block.MatchResult) error {
 	*res = block.MatchResult{Blocks: res.Blocks[:0]}
 	if err := ns.check(); err != nil {
@@ -29,7 +30,13 @@ func (c *Client) Match(ctx context.Context, ns Namespace, hashes []byte, o block
 		return c.fail("match", err)
 	}
 	defer c.release(k)
-	leases, err := c.matchAll(ctx, k, &ns, hashes, o, res)
+	if err := block.CheckConversation(o.Conversation); err != nil {
+		return fmt.Errorf("match: %w", err)
+	}
+	if !c.Hints() {
+		o.Conversation = ""
+	}
+	leases, err := c.matchAll(ctx, k, &ns, hashes, &o, res)
 	if err == nil && len(leases) > 1 {
 		// The first ones have run for a while: now all have as long as is wanted.
 		if err = c.renewAll(ctx, k, "match", leases, o.Lease); err == nil {
@@ -46,8 +53,9 @@ func (c *Client) Match(ctx context.Context, ns Namespace, hashes []byte, o block
 }
 
 // matchAll looks one part of the keys up after another, and returns what was leased of
-// each.
-func (c *Client) matchAll(ctx context.Context, k *pending, ns *Namespace, hashes []byte, o block.MatchOptions, res *block.MatchResult) (leases []uint64, err error) {
+// each. Of a conversation's request, which is one for all parts, o is made to say then how
+// long it is leased.
+func (c *Client) matchAll(ctx context.Context, k *pending, ns *Namespace, hashes []byte, o *block.MatchOptions, res *block.MatchResult) (leases []uint64, err error) {
 	most := int(c.welcome.Keys) * ns.HashLen
 	for unbroken := true; len(hashes) > 0; {
 		part := hashes[:min(len(hashes), most)]
@@ -59,7 +67,11 @@ func (c *Client) matchAll(ctx context.Context, k *pending, ns *Namespace, hashes
 			leases = append(leases, m.Lease)
 			res.Lease.ID, res.Lease.Left = leases[0], time.Duration(m.LeaseMS)*time.Millisecond
 			res.Lease.Count += int(m.Leased)
+			if o.Conversation != "" {
+				o.Lease = max(res.Lease.Left, time.Millisecond) // 0 would be none
+			}
 		}
+		o.Conversation = ""
 		if n := len(part) / ns.HashLen; len(m.Blocks) > n || o.All && len(m.Blocks) < n || int(m.Prefix) > n {
 			return leases, c.giveUp("server answered %d of %d keys, a prefix of %d", len(m.Blocks), n, m.Prefix)
 		}
@@ -80,7 +92,7 @@ func (c *Client) matchAll(ctx context.Context, k *pending, ns *Namespace, hashes
 	return leases, nil
 }
 
-func (c *Client) matchPart(ctx context.Context, k *pending, ns *Namespace, part []byte, o block.MatchOptions) error {
+func (c *Client) matchPart(ctx context.Context, k *pending, ns *Namespace, part []byte, o *block.MatchOptions) error {
 	m := MatchMessage{Keys: ns.keys(part), Class: o.Class, Deadline: millisLeft(ctx)}
 	if o.All {
 		m.Flags |= FlagAll
@@ -103,6 +115,10 @@ func (c *Client) matchPart(ctx context.Context, k *pending, ns *Namespace, part 
 		if m.Plan.Deadline > 0 {
 			m.Plan.Deadline = max(m.Plan.Deadline, time.Millisecond) // 0 would be any
 		}
+	}
+	if o.Conversation != "" {
+		m.Flags |= FlagConversation
+		m.Conversation = o.Conversation
 	}
 	return c.trip(ctx, k, CodeMatch, &m, CodeMatched, &k.matched)
 }
@@ -143,15 +159,23 @@ func (c *Client) once(ctx context.Context, code Code, m message, want Code, repl
 
 // Prefetch brings blocks up to G2, root first, and calls progress (nil: not wanted)
 // for each key in order. It returns when all are settled, when ctx ends, or when
-// progress fails (with its error). hashes are packed.
-func (c *Client) Prefetch(ctx context.Context, ns Namespace, hashes []byte, progress func(block.Progress) error) error {
-	if err := ns.check(); err != nil {
+// progress fails (with its error). hashes are packed. o.ID does not count; without Hints
+// o counts for nothing.
+func (c *Client) Prefetch(ctx context.Context, ns Namespace, hashes []byte, o block.PrefetchOptions, progress func(block.Progress) error) error {
+	if err := errors.Join(ns.check(), o.Check()); err != nil {
 		return fmt.Errorf("prefetch: %w", err)
+	}
+	var until time.Time
+	if o.Within > 0 {
+		until = time.Now().Add(o.Within)
 	}
 	most := int(c.welcome.Keys) * ns.HashLen
 	for first := 0; len(hashes) > 0; {
 		part := hashes[:min(len(hashes), most)]
-		if err := c.prefetchPart(ctx, &ns, part, first, progress); err != nil {
+		if o.Within > 0 {
+			o.Within = max(time.Until(until), time.Millisecond) // 0 would be always
+		}
+		if err := c.prefetchPart(ctx, &ns, part, o, first, progress); err != nil {
 			return err
 		}
 		first += len(part) / ns.HashLen
@@ -160,8 +184,14 @@ func (c *Client) Prefetch(ctx context.Context, ns Namespace, hashes []byte, prog
 	return nil
 }
 
-func (c *Client) prefetchPart(ctx context.Context, ns *Namespace, part []byte, first int, progress func(block.Progress) error) error {
+func (c *Client) prefetchPart(ctx context.Context, ns *Namespace, part []byte, o block.PrefetchOptions, first int, progress func(block.Progress) error) error {
 	m := PrefetchMessage{Keys: ns.keys(part), Deadline: millisLeft(ctx)}
+	if c.Hints() && (o.Priority > 0 || o.Within > 0) {
+		m.Flags, m.Priority = FlagUrgency, o.Priority
+		if o.Within > 0 {
+			m.WithinMS = roundMillis(o.Within)
+		}
+	}
 	total := m.Len()
 	q := newQueue[PrefetchResult](total)
 	err := c.follow(ctx, CodePrefetch, &m, CodePrefetched, func(p []byte) (bool, error) {

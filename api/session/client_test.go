@@ -342,7 +342,7 @@ func TestClientMatchAndLeases(t *testing.T) {
 		t.Errorf("%v, %v", places, err)
 	}
 	var told []block.Progress
-	err = c.Prefetch(t.Context(), ns, packedFrom(0, 4), func(p block.Progress) error {
+	err = c.Prefetch(t.Context(), ns, packedFrom(0, 4), block.PrefetchOptions{}, func(p block.Progress) error {
 		told = append(told, p)
 		return nil
 	})
@@ -350,7 +350,7 @@ func TestClientMatchAndLeases(t *testing.T) {
 		t.Errorf("%+v, %v", told, err)
 	}
 	stop := errors.New("stop")
-	if err := c.Prefetch(t.Context(), ns, packedFrom(0, 4), func(block.Progress) error { return stop }); !errors.Is(err, stop) {
+	if err := c.Prefetch(t.Context(), ns, packedFrom(0, 4), block.PrefetchOptions{}, func(block.Progress) error { return stop }); !errors.Is(err, stop) {
 		t.Errorf("%v", err)
 	}
 }

@@ -19,6 +19,9 @@ func (m *MatchMessage) Append(b []byte) []byte {
 		b = binary.LittleEndian.AppendUint32(b, uint32(min(m.Plan.Deadline/time.Millisecond, math.MaxUint32)))
 		b = appendBool(b, m.Plan.Overlap)
 	}
+	if m.Flags&FlagConversation != 0 {
+		b = appendText(b, m.Conversation)
+	}
 	return b
 }
 
@@ -38,6 +41,10 @@ func (m *MatchMessage) Decode(p []byte) error {
 		m.Plan.Prefill = block.Prefill{Token: time.Duration(token), Position: math.Float64frombits(d.u64("position"))}
 		m.Plan.Deadline = time.Duration(d.u32("within_ms")) * time.Millisecond
 		m.Plan.Overlap = d.bool("overlap")
+	}
+	m.Conversation = ""
+	if m.Flags&FlagConversation != 0 {
+		m.Conversation = d.text("conversation")
 	}
 	return d.end()
 }
@@ -154,10 +161,29 @@ func (m *GotMessage) Decode(p []byte) error {
 }
 
 // Append appends the message's bytes to b.
-func (m *PrefetchMessage) Append(b []byte) []byte { return m.appendPlain(b, m.Deadline) }
+func (m *PrefetchMessage) Append(b []byte) []byte {
+	b = append(m.appendHead(b, 0, m.Flags, m.Deadline), m.Hashes...)
+	if m.Flags&FlagUrgency != 0 {
+		b = append(b, m.Priority)
+		b = binary.LittleEndian.AppendUint32(b, m.WithinMS)
+	}
+	return b
+}
 
 // Decode reads the message from p.
-func (m *PrefetchMessage) Decode(p []byte) error { return m.decodePlain(p, &m.Deadline) }
+func (m *PrefetchMessage) Decode(p []byte) error {
+	d := decoder{p: p}
+	var n int
+	var class uint8
+	n, class, m.Flags, m.Deadline = m.decodeHead(&d)
+	d.plain(class, m.Flags&^FlagUrgency)
+	m.decodeHashes(&d, n)
+	m.Priority, m.WithinMS = 0, 0
+	if m.Flags&FlagUrgency != 0 {
+		m.Priority, m.WithinMS = d.u8("priority"), d.u32("within_ms")
+	}
+	return d.end()
+}
 
 // Append appends the message's bytes to b.
 func (m *PrefetchedMessage) Append(b []byte) []byte {

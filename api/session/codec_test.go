@@ -81,6 +81,13 @@ func examples() []example {
 			Prefix: 1, Blocks: []block.Found{{State: block.Resident, Tier: block.G2, Len: 5}, {}},
 			Plan: &block.Plan{To: 1, Load: 2 * time.Millisecond, Total: 2 * time.Millisecond, Recompute: 8 * time.Millisecond},
 		}),
+		msg("match_conversation", session.CodeMatch, 18, &session.MatchMessage{
+			Keys: keys("blockAAA"), Flags: session.FlagConversation, LeaseMS: 60000, Deadline: 500, Conversation: "agent 7",
+		}),
+		msg("report_prefill", session.CodeReportPrefill, 19, &session.ReportPrefillMessage{
+			NS: 1, Tag: 0x1122334455667788, Position: 4096, Tokens: 512, Micros: 20000,
+		}),
+		msg("reported", session.CodeReported, 19, &session.ReportedMessage{}),
 		msg("get", session.CodeGet, 2, &session.GetMessage{Keys: keys("blockAAAblockBBB"), Deadline: 500}),
 		{name: "get_data", header: frame.Header{Type: frame.Data, ID: 2}, bytes: []byte("hello")},
 		msg("got", session.CodeGot, 2, &session.GotMessage{Blocks: []session.GotBlock{
@@ -124,6 +131,9 @@ func examples() []example {
 		msg("renew", session.CodeRenew, 9, &session.RenewMessage{LeaseMS: 1000, Leases: []uint64{0x55}}),
 		msg("renewed", session.CodeRenewed, 9, &session.RenewedMessage{Results: []session.Status{session.StatusLeaseExpired}}),
 		msg("prefetch", session.CodePrefetch, 10, &session.PrefetchMessage{Keys: keys("blockAAAblockBBB"), Deadline: 2000}),
+		msg("prefetch_urgent", session.CodePrefetch, 20, &session.PrefetchMessage{
+			Keys: keys("blockAAA"), Flags: session.FlagUrgency, Deadline: 2000, Priority: block.MaxPriority, WithinMS: 250,
+		}),
 		msg("prefetched", session.CodePrefetched, 10, &session.PrefetchedMessage{
 			Results: []session.PrefetchResult{{Tier: block.G2}, {Reason: block.MissAbsent}},
 		}),
@@ -286,6 +296,10 @@ func TestDecodeRefuses(t *testing.T) {
 		{"too many leases", &session.RenewMessage{Leases: long}, &session.RenewMessage{}, "leases: 131073 of them"},
 		{"too many grants", &session.ReleaseMessage{Grants: long}, &session.ReleaseMessage{}, "grants: 131073 of them"},
 		{"flags of a prefetch", &session.MatchMessage{Keys: keys("blockAAA"), Flags: 1}, &session.PrefetchMessage{}, "class, flags"},
+		{"class of an urgent prefetch", &session.MatchMessage{Keys: keys("blockAAA"), Class: 1, Flags: session.FlagUrgency}, &session.PrefetchMessage{}, "class, flags"},
+		{"other flags of an urgent prefetch", &session.PrefetchMessage{Keys: keys("blockAAA"), Flags: session.FlagUrgency | session.FlagConversation}, &session.PrefetchMessage{}, "class, flags"},
+		{"urgency that no flag says", rawMessage(append((&session.PrefetchMessage{Keys: keys("blockAAA")}).Append(nil), 9, 0, 0, 0, 0)), &session.PrefetchMessage{}, "end: 5 bytes too many"},
+		{"conversation that no flag says", rawMessage(append((&session.MatchMessage{Keys: keys("blockAAA")}).Append(nil), 1, 0, 'x')), &session.MatchMessage{}, "end: 3 bytes too many"},
 		{"too many fields", &session.OpenMessage{Fields: make([]block.Field, 65)}, &session.OpenMessage{}, "fields: 65 of them"},
 		{"too long a text", rawMessage(append(make([]byte, 14), 1, 0, 1, 16)), &session.OpenMessage{}, "fields: 4097 bytes"},
 		{"flags of a pin", &session.PinMessage{Keys: keys("blockAAA"), Flags: session.FlagUnpin | 1}, &session.PinMessage{}, "class, flags"},
@@ -402,6 +416,7 @@ func all() []message {
 		&session.RevokeMessage{}, &session.FailedMessage{},
 		&session.OpenMessage{}, &session.OpenedMessage{}, &session.PinMessage{}, &session.PinnedMessage{},
 		&session.RegionGetMessage{}, &session.RegionPutMessage{}, &session.PassedMessage{},
+		&session.ReportPrefillMessage{}, &session.ReportedMessage{},
 	}
 }
 

@@ -49,6 +49,10 @@ func (s *Server) hello(c net.Conn) (*session, error) {
 		srv: s, name: strings.ToValidUTF8(m.Name, "\ufffd"), peer: c.RemoteAddr().String(), began: time.Now(),
 		calls: int(w.Calls), bytes: int64(w.Bytes), keys: int(w.Keys), grants: int(w.Grants), message: int(w.Message),
 	}
+	sess.hinted = m.Features&FeatureHints != 0
+	if sess.hinted {
+		w.Features |= FeatureHints
+	}
 	if sess.cred, err = peerCred(c); err != nil {
 		s.refuse(c, err)
 		return nil, err

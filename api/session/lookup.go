@@ -55,13 +55,16 @@ func (s *session) match(id uint64, p []byte) error {
 	if err := m.Decode(p); err != nil {
 		return s.fail(id, err)
 	}
-	_, beyond, err := s.keyed(&m.Keys, m.Flags, FlagAll|FlagQuiet|FlagPlan, access.Read)
+	_, beyond, err := s.keyed(&m.Keys, m.Flags, FlagAll|FlagQuiet|FlagPlan|s.hints(FlagConversation), access.Read)
+	if err == nil {
+		err = block.CheckConversation(m.Conversation)
+	}
 	if err != nil {
 		return s.fail(id, err)
 	}
 	o := block.MatchOptions{
 		All: m.Flags&FlagAll != 0, Quiet: m.Flags&FlagQuiet != 0, Class: m.Class,
-		Lease: time.Duration(m.LeaseMS) * time.Millisecond, Session: s.id,
+		Lease: time.Duration(m.LeaseMS) * time.Millisecond, Session: s.id, Conversation: m.Conversation,
 	}
 	if m.Flags&FlagPlan != 0 {
 		if beyond > 0 {
@@ -131,7 +134,11 @@ func (s *session) prefetch(id uint64, p []byte) error {
 	if err := m.Decode(p); err != nil {
 		return s.fail(id, err)
 	}
-	_, beyond, err := s.keyed(&m.Keys, 0, 0, access.Read)
+	_, beyond, err := s.keyed(&m.Keys, m.Flags, s.hints(FlagUrgency), access.Read)
+	o := block.PrefetchOptions{Priority: m.Priority, Within: time.Duration(m.WithinMS) * time.Millisecond}
+	if err == nil {
+		err = o.Check()
+	}
 	if err != nil {
 		return s.fail(id, err)
 	}
@@ -141,7 +148,7 @@ func (s *session) prefetch(id uint64, p []byte) error {
 		var done PrefetchedMessage
 		told := time.Now()
 		over := false
-		err := s.srv.store.Prefetch(c.ctx, m.NS, int(m.HashLen), m.Hashes, block.PrefetchOptions{}, func(p block.Progress) error {
+		err := s.srv.store.Prefetch(c.ctx, m.NS, int(m.HashLen), m.Hashes, o, func(p block.Progress) error {
 			done.Results = append(done.Results, PrefetchResult{Reason: p.Reason, Tier: p.Tier})
 			last := p.Index == m.Len()-1
 			if now := time.Now(); last || len(done.Results) >= progressKeys || now.Sub(told) >= progressAfter {

@@ -45,7 +45,10 @@ const (
 	CodeRegionPut  Code = 27 // out of them; answered by CodePutDone, without places
 	CodePassed     Code = 28 // a chunk of the store's memory, on the socket of its own that FeatureChunks brings
 
-	lastCode = CodeRegionPut
+	CodeReportPrefill Code = 29 // what computing a part of a prompt took an engine, with FeatureHints
+	CodeReported      Code = 30 // without a payload
+
+	lastCode = CodeReportPrefill
 )
 
 // Status is how a call, or one key of it, ended.
@@ -89,6 +92,9 @@ const (
 	// Their files are passed over a socket that comes with the server's hello, each before
 	// a place in it is told, over a unix socket.
 	FeatureChunks
+	// FeatureHints: the client tells of what it asks for and does: FlagConversation,
+	// FlagUrgency and CodeReportPrefill.
+	FeatureHints
 )
 
 // Limits of the messages, which keep each within frame.MaxMessage.
@@ -189,6 +195,9 @@ const (
 	FlagUnpin  uint16 = 1 << 9 // pin: let the blocks go again
 	FlagPlan   uint16 = 1 << 8 // match: say what is worth loading; what it depends on follows
 	FlagCreate uint16 = 1 << 0 // open, which has no other: make the namespace when it is not there
+
+	FlagConversation uint16 = 1 << 10 // match, with FeatureHints: the name of a conversation follows
+	FlagUrgency      uint16 = 1 << 11 // prefetch, with FeatureHints: a priority follows, and for how long it is of use
 )
 
 // MatchMessage asks which keys are there.
@@ -200,6 +209,9 @@ type MatchMessage struct {
 	Deadline uint32 // milliseconds; 0: the server's default. So in every request
 	// Plan, with FlagPlan, is what a plan depends on, its deadline in whole milliseconds.
 	Plan block.PlanOptions
+	// Conversation, with FlagConversation, is what the request belongs to, of
+	// block.MaxConversation bytes at most.
+	Conversation string
 }
 
 // MatchedMessage answers it.
@@ -356,7 +368,10 @@ type RenewedMessage struct{ Results []Status }
 // PrefetchMessage asks for blocks to be brought up.
 type PrefetchMessage struct {
 	Keys
+	Flags    uint16
 	Deadline uint32
+	Priority uint8  // with FlagUrgency, as WithinMS: block.MaxPriority at most
+	WithinMS uint32 // 0: the blocks are always of use
 }
 
 // PrefetchedMessage tells of keys that are done, in order, from First on.
@@ -436,3 +451,15 @@ type PinMessage struct {
 
 // PinnedMessage answers it, a status for each key.
 type PinnedMessage struct{ Results []Status }
+
+// ReportPrefillMessage tells of tokens of a prompt that an engine has computed in one go.
+type ReportPrefillMessage struct {
+	NS       block.NamespaceID
+	Tag      uint64
+	Position uint32 // tokens of the prompt before them
+	Tokens   uint32
+	Micros   uint64 // that it took
+}
+
+// ReportedMessage answers it.
+type ReportedMessage struct{}

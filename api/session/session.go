@@ -32,7 +32,8 @@ type session struct {
 	bytes    int64
 	keys     int // and grants, at most: of one message
 	grants   int
-	message  int // bytes
+	message  int  // bytes
+	hinted   bool // FeatureHints
 
 	regions regions // of the client, mapped until the session ends
 	held    *socket // keeps the connection from ending while they are touched; nil without them
@@ -167,6 +168,10 @@ func (s *session) Frame(h *frame.Header, p []byte) error {
 		return s.regionGet(h.ID, p)
 	case CodeRegionPut:
 		return s.regionPut(h.ID, p)
+	case CodeReportPrefill:
+		if s.hinted {
+			return s.reportPrefill(h.ID, p)
+		}
 	case CodeCancel:
 		s.flight.stop(h.ID)
 		return nil

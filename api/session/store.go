@@ -18,6 +18,7 @@ type Store interface {
 	Locate(ctx context.Context, ns block.NamespaceID, hashLen int, hashes []byte) ([][]block.Located, error)
 	Get(ctx context.Context, ns block.NamespaceID, hashLen int, want []block.Wanted, o block.GetOptions, use func(i int, p block.Payload) error) error
 	Prefetch(ctx context.Context, ns block.NamespaceID, hashLen int, hashes []byte, o block.PrefetchOptions, progress func(block.Progress) error) error
+	ReportPrefill(ns block.NamespaceID, reports []block.PrefillReport) error
 	Pin(ctx context.Context, ns block.NamespaceID, hashLen int, hashes []byte) ([]error, error)
 	Unpin(ctx context.Context, ns block.NamespaceID, hashLen int, hashes []byte) (int, error)
 	RenewLease(id uint64, d time.Duration) (block.Lease, error)

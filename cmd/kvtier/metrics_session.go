@@ -50,6 +50,7 @@ var sessionCalls = map[session.Code]string{
 	session.CodeLocate: "locate", session.CodeWatch: "watch", session.CodeCancel: "cancel",
 	session.CodeOpen: "open", session.CodePin: "pin",
 	session.CodeRegionGet: "region_get", session.CodeRegionPut: "region_put",
+	session.CodeReportPrefill: "report_prefill",
 }
 
 // Describe lists the metrics.

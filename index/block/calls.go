@@ -1,6 +1,9 @@
 package block
 
-import "time"
+import (
+	"fmt"
+	"time"
+)
 
 // This file holds the arguments and results of the store's calls, so that the
 // store, the API's server and the Go client speak in the same values.
@@ -35,6 +38,17 @@ type MatchOptions struct {
 	Class        uint8        // the client's hint to the policy
 	Quiet        bool         // do not tell the policy: a tool looks, no engine
 	Plan         *PlanOptions // not nil: say what of the prefix is worth loading
+}
+
+// MaxConversation is how many bytes the name of a conversation has at most.
+const MaxConversation = 255
+
+// CheckConversation fails with ErrInvalid on a name that is too long.
+func CheckConversation(name string) error {
+	if len(name) > MaxConversation {
+		return fmt.Errorf("%w: conversation: %d bytes, at most %d", ErrInvalid, len(name), MaxConversation)
+	}
+	return nil
 }
 
 // MatchResult answers a match.
