@@ -82,6 +82,25 @@ def text_of(key: str, value: object) -> str:
     return value
 
 
+def conversation_of(name: Optional[str]) -> str:
+    """The name of a conversation as messages tell it, "" for none."""
+    if name is None:
+        return ""
+    n = len(text_of("conversation", name).encode())
+    if n > wire.MAX_CONVERSATION:
+        raise InvalidError(f"conversation: {n} bytes, at most {wire.MAX_CONVERSATION}")
+    return name
+
+
+def number_of(key: str, n: int, least: int, most: int) -> int:
+    """An integer between bounds."""
+    if not isinstance(n, int):
+        raise TypeError(f"{key}: {type(n).__name__}, want int")
+    if not least <= n <= most:
+        raise InvalidError(f"{key}: {n}, want {least} to {most}")
+    return n
+
+
 def segments_of(
     keys: Sequence[bytes], segments: Sequence[Segments], regions: Sequence[Region], sizes: Sequence[int], write: bool
 ) -> List[Sequence[wire.Segment]]:

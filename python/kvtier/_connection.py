@@ -54,6 +54,7 @@ class Connection:
         self.welcome = d.welcome
         self.memory = d.memory
         self.passed = d.passed
+        self.hints = bool(d.welcome.features & wire.FEATURE_HINTS)
         self._regions = bool(d.welcome.features & wire.FEATURE_REGIONS)
         self._unquiet: List[Call] = []  # calls of regions that the server may still write to
         self.message = min(d.welcome.message, wire.MAX_MESSAGE)  # most bytes of one

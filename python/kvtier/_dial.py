@@ -227,7 +227,7 @@ def _greet(
     regions: Sequence[Region],
     end: float,
 ) -> Dialled:
-    wanted = 0
+    wanted = wire.FEATURE_HINTS
     if address.unix:
         if shared:
             wanted |= wire.FEATURE_SHARED | wire.FEATURE_CHUNKS

@@ -72,8 +72,11 @@ class Gathered:
         lease: Optional[float],
         all: bool,
         wanted: Optional[PlanOptions] = None,
+        conversation: str = "",
     ) -> None:
         self.h = h
+        # The request is one of its conversation, whose name the first message has.
+        self.conversation = conversation if h.conn.hints else ""
         self.wanted = _packed(wanted)
         self.plan: Optional[Plan] = None
         if wanted is not None and len(hashes) > h.conn.keys:
@@ -93,7 +96,8 @@ class Gathered:
 
     def message(self, part: Sequence[bytes], deadline: float) -> bytes:
         keys = wire.Keys(self.h.id, self.h.tag, len(self.hashes[0]), part)
-        return wire.match(keys, wire.FLAG_ALL if self.all else 0, millis_left(deadline), self.lease_ms, self.wanted)
+        flags = wire.FLAG_ALL if self.all else 0
+        return wire.match(keys, flags, millis_left(deadline), self.lease_ms, self.wanted, self.conversation)
 
     def take(self, part: Sequence[bytes], reply: bytes) -> bool:
         """Adds an answer, and says whether more are wanted."""
@@ -102,6 +106,9 @@ class Gathered:
             self.leases.append(m.lease)
             self.leased += m.leased
             self.left_ms = min(self.left_ms, m.lease_ms)
+            if self.conversation:
+                self.lease_ms = max(1, m.lease_ms)  # of the other parts, too
+        self.conversation = ""
         n = len(part)
         if m.prefix > n or m.many > n or (self.all and m.many < n):
             raise self.h.conn.give_up(f"the daemon answered {m.many} of {n} keys, a prefix of {m.prefix}")

@@ -8,7 +8,7 @@ from . import _puts as puts
 from . import _region_moves as moves
 from . import _transfer as transfer
 from . import _wire as wire
-from ._arguments import Segments, hashes_of, parents_of, put_options, segments_of
+from ._arguments import Segments, conversation_of, hashes_of, parents_of, put_options, segments_of
 from ._attached import MISS, misses
 from ._buffers import view_of
 from ._calls import Cancel
@@ -18,13 +18,14 @@ from ._jobs import Job, deadline_of
 from ._lookup import FRESH, MOST_KEYS
 from ._match import Gathered, Match
 from ._placement import Placement
+from ._prefill import Prefill
 from ._puts import PutOptions
 from ._results import GetResult, PlanOptions, PutResult, State
 from ._transfer import Moved
 from ._watch import Watch
 
 
-class Namespace(InPlace, Placement):
+class Namespace(InPlace, Placement, Prefill):
     """Blocks of one kind, made by `Pool.open`. A block is bytes under a hash that stands
     for it and its whole prefix.
 
@@ -49,6 +50,7 @@ class Namespace(InPlace, Placement):
         all: bool = False,
         timeout: Optional[float] = None,
         plan: Optional[PlanOptions] = None,
+        conversation: Optional[str] = None,
     ) -> Match:
         """Says which blocks are there, root first, and touches no device.
 
@@ -56,8 +58,13 @@ class Namespace(InPlace, Placement):
         all: look up every key, not only up to the first that is not there.
         plan: say what of the prefix is worth loading, too: the keys of `m.plan.start` up to
             `m.plan.stop`. Not together with a lease.
+        conversation: the name of what the request belongs to and goes on with, a chat or the
+            run of an agent, of at most 255 bytes. The lease lasts until its next request
+            nearly always has come then, as far as that is known; `lease` is the longest. An
+            older daemon is not told of it.
         """
-        return self._match(hashes_of(hashes), lease, all, deadline_of(timeout, self._pool.timeout), None, plan)
+        name = conversation_of(conversation)
+        return self._match(hashes_of(hashes), lease, all, deadline_of(timeout, self._pool.timeout), None, plan, name)
 
     def _match(
         self,
@@ -67,6 +74,7 @@ class Namespace(InPlace, Placement):
         deadline: float,
         cancel: Optional[Cancel],
         plan: Optional[PlanOptions] = None,
+        conversation: str = "",
     ) -> Match:
         if lease is not None and not lease > 0:
             raise InvalidError(f"lease: {lease} s")
@@ -76,7 +84,7 @@ class Namespace(InPlace, Placement):
         if h is None or not hashes:
             return Match(0, b"", None, Status.OK if not hashes else Status.DISCONNECTED)
         self._pool._counts.add(matches=len(hashes))
-        gathered = Gathered(h, hashes, lease, all, plan)
+        gathered = Gathered(h, hashes, lease, all, plan, conversation)
         try:
             for part in gathered.parts():
                 message = gathered.message(part, deadline)
@@ -325,14 +333,16 @@ class Namespace(InPlace, Placement):
         all: bool = False,
         timeout: Optional[float] = None,
         plan: Optional[PlanOptions] = None,
+        conversation: Optional[str] = None,
     ) -> Job[Match]:
         """match as a job. This and the other submits raise BusyError beyond the pool's
         limit of jobs, and never block."""
         keys = hashes_of(hashes)
+        name = conversation_of(conversation)
         deadline = deadline_of(timeout, self._pool.timeout)
 
         def work(cancel: Cancel, known: List[Any]) -> Match:
-            m = self._match(keys, lease, all, deadline, cancel, plan)
+            m = self._match(keys, lease, all, deadline, cancel, plan, name)
             blocks = m.blocks
             known[: len(blocks)] = blocks
             return m

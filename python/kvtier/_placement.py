@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Callable, List, Optional, Sequence
+import time
+from typing import Callable, List, NamedTuple, Optional, Sequence
 
 from . import _wire as wire
-from ._arguments import hashes_of, parts_of
+from ._arguments import hashes_of, number_of, parts_of
 from ._attached import REASON_OF, Attached
 from ._calls import Call, Cancel
-from ._errors import DisconnectedError, Error, bare, error_of
-from ._jobs import Job, deadline_of, tell_progress
+from ._errors import DisconnectedError, Error, InvalidError, bare, error_of
+from ._jobs import LONGEST, Job, deadline_of, tell_progress
 from ._places import millis_left
 from ._results import Location, reason_name, tier_of
 from ._transfer import Handle
+
+
+class Urgency(NamedTuple):
+    """How soon blocks are wanted."""
+
+    priority: int
+    until: Optional[float]  # monotonic seconds; None: always
+
+
+def urgency_of(priority: int, within: Optional[float]) -> Optional[Urgency]:
+    """The urgency of a prefetch, None where it says nothing."""
+    if within is not None and not within > 0:
+        raise InvalidError(f"within: {within} s, want more than 0")
+    if number_of("priority", priority, 0, wire.MAX_PRIORITY) == 0 and within is None:
+        return None
+    return Urgency(priority, None if within is None else time.monotonic() + min(within, LONGEST))
 
 
 class Placement(Attached):
@@ -23,30 +40,46 @@ class Placement(Attached):
         hashes: Sequence[bytes],
         timeout: Optional[float] = None,
         progress: Optional[Callable[[int, str], None]] = None,
+        priority: int = 0,
+        within: Optional[float] = None,
     ) -> List[str]:
         """Brings blocks to the store's memory, root first, and returns a reason for each:
-        "hit" when it is there. progress(index, reason) is told of each key in order, on
-        one of the pool's threads or this one; it must not block. It may cancel the job."""
+        "hit" when it is there.
+
+        progress: progress(index, reason) is told of each key in order, on one of the pool's
+            threads or this one; it must not block. It may cancel the job.
+        priority: 0 to 9; higher ones go first, and take the room of lower ones, which are
+            "no_room" then.
+        within: seconds after which the blocks are of no use any more; those that nobody has
+            begun with by then are "deadline". None: they always are of use.
+
+        An older daemon is told of neither of the two.
+        """
         keys = hashes_of(hashes)
-        return self._prefetch(keys, deadline_of(timeout, self._pool.timeout), progress)
+        urgency = urgency_of(priority, within)
+        return self._prefetch(keys, deadline_of(timeout, self._pool.timeout), urgency, progress)
 
     def submit_prefetch(
         self,
         hashes: Sequence[bytes],
         timeout: Optional[float] = None,
         progress: Optional[Callable[[int, str], None]] = None,
+        priority: int = 0,
+        within: Optional[float] = None,
     ) -> Job[List[str]]:
         """prefetch as a job."""
         keys = hashes_of(hashes)
+        urgency = urgency_of(priority, within)
         deadline = deadline_of(timeout, self._pool.timeout)
         return self._pool._submit(
-            lambda cancel, known: self._prefetch(keys, deadline, progress, cancel, known), len(keys)
+            lambda cancel, known: self._prefetch(keys, deadline, urgency, progress, cancel, known), len(keys)
         )
 
     def _prefetch(
         self,
         hashes: List[bytes],
         deadline: float,
+        urgency: Optional[Urgency],
         progress: Optional[Callable[[int, str], None]] = None,
         cancel: Optional[Cancel] = None,
         out: Optional[List[Optional[str]]] = None,
@@ -57,7 +90,7 @@ class Placement(Attached):
             try:
                 for begin in range(0, len(hashes), h.conn.keys):
                     self._prefetch_part(
-                        h, hashes[begin : begin + h.conn.keys], begin, deadline, progress, cancel, results
+                        h, hashes[begin : begin + h.conn.keys], begin, deadline, urgency, progress, cancel, results
                     )
             except Error as e:
                 reason = REASON_OF.get(self._failed(e), "unavailable")
@@ -72,6 +105,7 @@ class Placement(Attached):
         hashes: List[bytes],
         begin: int,
         deadline: float,
+        urgency: Optional[Urgency],
         progress: Optional[Callable[[int, str], None]],
         cancel: Optional[Cancel],
         results: List[Optional[str]],
@@ -91,10 +125,13 @@ class Placement(Attached):
             return told < len(hashes)
 
         keys = wire.Keys(h.id, h.tag, len(hashes[0]), hashes)
+        packed = None
+        if urgency is not None and h.conn.hints:
+            packed = urgency.priority, 0 if urgency.until is None else millis_left(urgency.until)
         call = Call(wire.PREFETCHED, stream=more)
         taken = h.conn.budget.take(0, deadline, cancel)
         try:
-            h.conn.trip(wire.PREFETCH, wire.keys_only(keys, millis_left(deadline)), deadline, call, cancel)
+            h.conn.trip(wire.PREFETCH, wire.prefetch(keys, millis_left(deadline), packed), deadline, call, cancel)
         finally:
             h.conn.budget.give(taken)
 

@@ -52,7 +52,7 @@ class PlanOptions(NamedTuple):
     """What a plan depends on. All times are in seconds.
 
     token: what prefill costs for a token at the beginning of a prompt; with 0 for both,
-        the daemon's `--prefill` of the namespace counts.
+        the daemon's `--prefill` of the namespace counts, or what was reported to it.
     position: how much more a token costs for each token before it.
     overlap: the engine can compute the head of a prompt while the tail is loaded.
     within: longest time that loading may take; None is any.

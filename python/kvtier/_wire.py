@@ -32,7 +32,7 @@ MATCH, MATCHED, GET, GOT, GRANT, GRANTED, PUT, PUT_DONE = 1, 2, 3, 4, 5, 6, 7, 8
 RELEASE, RELEASED, RENEW, RENEWED, PREFETCH, PREFETCHED = 9, 10, 11, 12, 13, 14
 LOCATE, LOCATED, WATCH, EVENTS, CANCEL, REVOKE, FAILED = 15, 16, 17, 18, 19, 20, 21
 OPEN, OPENED, PIN, PINNED, REGION_GET, REGION_PUT = 22, 23, 24, 25, 26, 27
-PASSED = 28
+PASSED, REPORT_PREFILL, REPORTED = 28, 29, 30
 
 REPLY = {
     MATCH: MATCHED,
@@ -48,20 +48,26 @@ REPLY = {
     PIN: PINNED,
     REGION_GET: GOT,
     REGION_PUT: PUT_DONE,
+    REPORT_PREFILL: REPORTED,
 }
 
 FLAG_ALL, FLAG_QUIET, FLAG_NO_PROMOTE, FLAG_VERIFY, FLAG_RANGES = 1, 2, 4, 8, 16
 FLAG_IN_PLACE, FLAG_REGRANT, FLAG_PARENTS, FLAG_PLAN, FLAG_UNPIN = 32, 64, 128, 256, 512
+FLAG_CONVERSATION, FLAG_URGENCY = 1024, 2048
 OPEN_CREATE = 1
 
 FEATURE_SHARED = 1
 FEATURE_REGIONS = 2
 FEATURE_CHUNKS = 4
+FEATURE_HINTS = 8
 
 MAX_KEYS = 8192  # of one message that are served
 MAX_NAMED = MAX_MESSAGE // 8  # and that it can name
 MAX_BLOCK = 8 << 20
 MAX_TEXT = 4096
+MAX_CONVERSATION = 255  # bytes
+MAX_PRIORITY = 9
+MAX_PREFILL = 1 << 28  # tokens of a report, and its position
 MAX_REGIONS = 64
 MAX_SEGMENTS = 4096
 NO_CHUNK = 0xFFFFFFFF
@@ -99,6 +105,8 @@ _ITEM = struct.Struct("<QIB16s")
 _PUT_KEY = struct.Struct("<HBB")  # status, existed, bytes of the text behind it
 _OPENED = struct.Struct("<IQBIQQQ")
 _SEGMENT = struct.Struct("<HIQ")
+_URGENCY = struct.Struct("<BI")
+_REPORT = struct.Struct("<IQIIQ")
 _WATCH = struct.Struct("<IQQQB")
 _EVENT = struct.Struct("<QBBBBIqBB")
 _PLACED = struct.Struct("<BQI")
@@ -349,12 +357,22 @@ def _head(k: Keys, flags: int, deadline: int, cls: int = 0) -> bytes:
 
 
 def match(
-    k: Keys, flags: int, deadline: int, lease_ms: int, plan: Optional[Tuple[int, float, int, bool]] = None
+    k: Keys,
+    flags: int,
+    deadline: int,
+    lease_ms: int,
+    plan: Optional[Tuple[int, float, int, bool]] = None,
+    conversation: str = "",
 ) -> bytes:
     """plan: ns of a token, ns more for each before it, ms that loading may take, overlap."""
-    if plan is None:
-        return b"".join((_head(k, flags, deadline), _U32.pack(lease_ms), *k.hashes))
-    return b"".join((_head(k, flags | FLAG_PLAN, deadline), _U32.pack(lease_ms), *k.hashes, _PLAN_WANTED.pack(*plan)))
+    behind = b""
+    if plan is not None:
+        flags |= FLAG_PLAN
+        behind = _PLAN_WANTED.pack(*plan)
+    if conversation:
+        flags |= FLAG_CONVERSATION
+        behind += _text(conversation)
+    return b"".join((_head(k, flags, deadline), _U32.pack(lease_ms), *k.hashes, behind))
 
 
 def get(k: Keys, flags: int, deadline: int, ranges: Sequence[Tuple[int, int]] = ()) -> bytes:
@@ -365,8 +383,19 @@ def get(k: Keys, flags: int, deadline: int, ranges: Sequence[Tuple[int, int]] = 
 
 
 def keys_only(k: Keys, deadline: int, flags: int = 0) -> bytes:
-    """Prefetch, Locate and Pin."""
+    """Locate and Pin."""
     return b"".join((_head(k, flags, deadline), *k.hashes))
+
+
+def prefetch(k: Keys, deadline: int, urgency: Optional[Tuple[int, int]] = None) -> bytes:
+    """urgency: the priority, and ms for which the blocks are of use, 0: always."""
+    if urgency is None:
+        return b"".join((_head(k, 0, deadline), *k.hashes))
+    return b"".join((_head(k, FLAG_URGENCY, deadline), *k.hashes, _URGENCY.pack(*urgency)))
+
+
+def report_prefill(ns: int, tag: int, position: int, tokens: int, micros: int) -> bytes:
+    return _REPORT.pack(ns, tag, position, tokens, micros)
 
 
 def grant(ns: int, tag: int, size: int, count: int, deadline: int) -> bytes:
@@ -546,6 +575,10 @@ def read_prefetched(p: Bytes) -> Tuple[int, List[Tuple[int, int]]]:
     out = [(r.number(1), r.number(1)) for _ in range(n)]
     r.end()
     return first, out
+
+
+def read_reported(p: Bytes) -> None:
+    _Reader(p, "Reported").end()
 
 
 def read_located(p: Bytes) -> List[List[Located]]:

@@ -184,8 +184,11 @@ class Namespace:
         all: bool = False,
         timeout: Optional[float] = None,
         plan: Optional[PlanOptions] = None,
+        conversation: Optional[str] = None,
     ) -> Match:
-        return await _done(lambda: self.sync.submit_match(hashes, lease, all, timeout, plan), self._time(timeout))
+        return await _done(
+            lambda: self.sync.submit_match(hashes, lease, all, timeout, plan, conversation), self._time(timeout)
+        )
 
     async def get_into(
         self, hashes: Sequence[bytes], buffers: Sequence[Any], timeout: Optional[float] = None, no_promote: bool = False
@@ -234,8 +237,17 @@ class Namespace:
         hashes: Sequence[bytes],
         timeout: Optional[float] = None,
         progress: Optional[Callable[[int, str], None]] = None,
+        priority: int = 0,
+        within: Optional[float] = None,
     ) -> List[str]:
-        return await _done(lambda: self.sync.submit_prefetch(hashes, timeout, progress), self._time(timeout))
+        return await _done(
+            lambda: self.sync.submit_prefetch(hashes, timeout, progress, priority, within), self._time(timeout)
+        )
+
+    async def report_prefill(self, position: int, tokens: int, seconds: float, timeout: Optional[float] = None) -> bool:
+        return await _done(
+            lambda: self.sync.submit_report_prefill(position, tokens, seconds, timeout), self._time(timeout)
+        )
 
     async def reserve(self, sizes: Sequence[int], timeout: Optional[float] = None) -> List[Reservation]:
         return await _done(lambda: self.sync.submit_reserve(sizes, timeout), self._time(timeout))

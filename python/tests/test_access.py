@@ -48,6 +48,10 @@ def test_denied(daemons, binary, tmp_path):
             with pytest.raises(kvtier.DeniedError):
                 seen.put(hashes(1, seed=1), [b"y"])
             with pytest.raises(kvtier.DeniedError):
+                seen.report_prefill(0, 1, 1.0)
+            assert seen.match(hashes(1), conversation="chat").prefix == 1
+            assert seen.prefetch(hashes(1), priority=9) == ["hit"]
+            with pytest.raises(kvtier.DeniedError):
                 reader.open(fresh_name(), max_block_bytes=100)
             with pytest.raises(kvtier.DeniedError):
                 reader.open("private", create=False)

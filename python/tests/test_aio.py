@@ -28,7 +28,9 @@ def test_aio(shared_daemon, way):
             assert m.prefix == 8
             m.lease.release()
             assert (await pool.match_all([(ns, keys)]))[0] == 8
-            assert await ns.prefetch(keys) == ["hit"] * 8
+            assert await ns.prefetch(keys, priority=3, within=60.0) == ["hit"] * 8
+            assert (await ns.match(keys, conversation="chat")).prefix == 8
+            assert await ns.report_prefill(0, 512, 0.02)
             places = await ns.reserve([10])
             places[0].buffer[:] = b"0123456789"
             assert (await ns.commit(places, hashes(1, seed=1)))[0].stored

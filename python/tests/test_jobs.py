@@ -44,7 +44,7 @@ def test_jobs(pool, ns):
 
 
 BATCH_CALLS = ["match", "get_into", "get_region", "put", "put_region", "prefetch", "locate", "pin", "unpin"]
-BATCH_CALLS += ["reserve", "commit", "lease_read"]
+BATCH_CALLS += ["reserve", "commit", "lease_read", "report_prefill"]
 
 
 def test_every_batch_call_is_a_job_and_a_coroutine():

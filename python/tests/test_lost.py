@@ -37,6 +37,7 @@ def test_killed_and_restarted(daemons, way):
         assert results[0].status == kvtier.Status.DISCONNECTED
         puts = ns.put(keys, blocks)
         assert all(isinstance(r.error, kvtier.DisconnectedError) for r in puts)
+        assert ns.report_prefill(0, 1, 1.0) is False
         assert ns.prefetch(keys) == ["unavailable"] * 4 and ns.locate(keys) == [[]] * 4
         assert ns.lookup(keys) == [False] * 4 and ns.reserve([100]) == []
         assert all(isinstance(e, kvtier.DisconnectedError) for e in ns.pin(keys))

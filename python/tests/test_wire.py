@@ -51,9 +51,12 @@ REQUESTS = {
         lambda: wire.put(keys(A), wire.FLAG_REGRANT, 500, 2, 0, [(0xA1, 5, True, HELLO_SUM)], [ROOT]),
     ),
     "match_plan": (wire.MATCH, 17, lambda: wire.match(keys(A, B), 0, 500, 0, (33_000, 1.5, 200, True))),
+    "match_conversation": (wire.MATCH, 18, lambda: wire.match(keys(A), 0, 500, 60000, conversation="agent 7")),
+    "report_prefill": (wire.REPORT_PREFILL, 19, lambda: wire.report_prefill(1, TAG, 4096, 512, 20000)),
     "release": (wire.RELEASE, 8, lambda: wire.release([0x55], [0xA2])),
     "renew": (wire.RENEW, 9, lambda: wire.renew(1000, [0x55])),
-    "prefetch": (wire.PREFETCH, 10, lambda: wire.keys_only(keys(A, B), 2000)),
+    "prefetch": (wire.PREFETCH, 10, lambda: wire.prefetch(keys(A, B), 2000)),
+    "prefetch_urgent": (wire.PREFETCH, 20, lambda: wire.prefetch(keys(A), 2000, (9, 250))),
     "locate": (wire.LOCATE, 11, lambda: wire.keys_only(keys(A), 0)),
     "watch": (wire.WATCH, 12, lambda: wire.watch(1, TAG, 0, 0, True)),
     "open": (wire.OPEN, 13, lambda: wire.open_("llama", {"dtype": "bf16", "block_bytes": "2097152"}, True, 60000, 500)),
@@ -134,6 +137,14 @@ def test_replies():
     assert wire.read_prefetched(frame("prefetched")[5]) == (0, [(0, 2), (1, 0)])
     assert wire.read_located(frame("located")[5]) == [[wire.Located(2, 8, 5)]]
     assert wire.read_revoke(frame("revoke")[5]) == [0xA3]
+    wire.read_reported(frame("reported")[5])
+
+
+def test_match_with_a_plan_and_a_conversation():
+    """What the plan depends on comes first."""
+    p = wire.match(keys(A), 0, 500, 0, (33_000, 1.5, 200, True), "agent 7")
+    planned = wire.match(keys(A), wire.FLAG_CONVERSATION, 500, 0, (33_000, 1.5, 200, True))
+    assert p == planned + b"\x07\0agent 7"
 
 
 def test_opened_and_pinned():
@@ -167,6 +178,7 @@ READERS = {
     "events": wire.read_events,
     "failed": wire.read_failed,
     "opened": wire.read_opened,
+    "reported": wire.read_reported,
 }
 
 
