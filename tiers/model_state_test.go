@@ -36,6 +36,13 @@ func (d *told) begin() {
 	d.there, d.stored, d.seq, d.lost = map[modelCopy]int{}, map[modelCopy]bool{}, 0, false
 }
 
+// from says behind which event those that are told begin.
+func (d *told) from(seq uint64) {
+	d.Lock()
+	defer d.Unlock()
+	d.seq = seq
+}
+
 func (d *told) present(k modelCopy) {
 	d.Lock()
 	defer d.Unlock()
@@ -215,7 +222,7 @@ func (m *model) rest() (there map[modelCopy]bool) {
 	eventually(m.TB, "the store is at rest", func() bool {
 		work, seq := tiers.Activity(m.s)
 		m.told.Lock()
-		heard := m.told.seq == seq || m.told.seq == 0 // nothing was told since it was opened
+		heard := m.told.seq == seq
 		m.told.Unlock()
 		// A copy that waits for a busy disk is silent, and no rest.
 		if work != last || !heard || tiers.Flights(m.s) > 0 || !tiers.CatalogCaughtUp(m.s) {

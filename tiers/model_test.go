@@ -345,7 +345,7 @@ func (m *model) watch() {
 	s := m.s
 	go func() {
 		defer close(watched)
-		o := block.WatchOptions{Ready: func(block.WatchStart) { close(ready) }}
+		o := block.WatchOptions{Ready: func(at block.WatchStart) { m.told.from(at.Seq); close(ready) }}
 		if err := s.Watch(context.Background(), o, func(ev block.Event) error { m.told.event(m, &ev); return nil }); !errors.Is(err, block.ErrClosed) {
 			m.Errorf("watch: %v", err)
 		}
