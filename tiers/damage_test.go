@@ -278,7 +278,8 @@ func TestWriteFaults(t *testing.T) {
 		}
 		t.Run(c.name, func(t *testing.T) {
 			c.rule.Ops = []xfer.Op{xfer.Write}
-			o := tiers.Options{Dir: t.TempDir(), Slabs: slabIn(t, 128<<20), Agent: failing(t, c.rule), DRAM: 16 << 20}
+			// A machine that does other things is no stall.
+			o := tiers.Options{Dir: t.TempDir(), Slabs: slabIn(t, 128<<20), Agent: failing(t, c.rule), DRAM: 16 << 20, StallAfter: time.Minute}
 			s := openStore(t, o)
 			ns := space(t, s, "a", 1<<20)
 			durable := map[int]bool{}
