@@ -132,6 +132,13 @@ func (r *deadlineRig) reach(t *testing.T, way int) {
 		r.by = apitest.Remote(t, r.Store)
 	case callSession:
 		r.by = apitest.RemoteBySession(t, r.Store)
+		// The session is opened by the first call that moves a block, and that takes its time.
+		err := r.by.Get(within(t, deadlinePatience), r.ns.ID, hashLen, []block.Wanted{{Hash: hashOf(2)}}, block.GetOptions{}, func(_ int, p block.Payload) error {
+			return missed(p.Reason)
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
