@@ -27,14 +27,16 @@ type hover struct {
 
 func newHover() hover {
 	h := hover{looks: hoverFor, trust: hoverTrust}
-	if runtime.NumCPU() == 1 {
+	if runtime.GOMAXPROCS(0) == 1 {
 		h.rest = -1
 	}
 	return h
 }
 
 // wait looks until it sees something or has looked for long enough, and reports
-// whether it did. Other goroutines go before it.
+// whether it did. It does not yield meanwhile: that wakes another thread, which takes
+// the goroutine over, and the core that the peer needs. Others have the other
+// processors.
 func (h *hover) wait(look func() bool) bool {
 	switch {
 	case h.rest < 0:
@@ -51,7 +53,6 @@ func (h *hover) wait(look func() bool) bool {
 		if time.Since(begin) >= h.looks {
 			break
 		}
-		runtime.Gosched()
 	}
 	if h.trust--; h.trust <= 0 {
 		h.trust, h.rest = 1, hoverRest

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"runtime"
 	"sync"
 	"time"
 
@@ -54,11 +53,6 @@ func (c *Conn) serve(h Handler) error {
 			err = c.land(h, hd)
 		} else {
 			err = c.message(h, hd)
-			if c.in.r == c.in.w {
-				// Whoever was waiting for the message goes first: the next read would
-				// find nothing, as a rule, and make him wait for a system call.
-				runtime.Gosched()
-			}
 		}
 		if err != nil {
 			return err
