@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Callable, Optional, Tuple
 
 from ._errors import CancelledError, DeadlineError, Error
+from ._waiting import Waiters
 
 if TYPE_CHECKING:
     from ._connection import Connection
@@ -45,10 +46,15 @@ class Call:
         """Data is there, and in the cache."""
 
     def finish(self, error: Optional[Error]) -> None:
-        """Ends the call, for whoever has taken it out of the table."""
-        self.error = error
-        self.done = True
-        self.lock.release()
+        """Ends the call, before it is taken out of the table: who is interrupted in between
+        leaves it to the session's end. Only the first time counts."""
+        if not self.done:
+            self.error = error
+            self.done = True
+        try:
+            self.lock.release()
+        except RuntimeError:
+            pass  # another time
 
 
 class Cancel:
@@ -87,7 +93,8 @@ class Budget:
     """How many calls and bytes of gets a session may have in flight."""
 
     def __init__(self, calls: int, most_bytes: int) -> None:
-        self._free = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._waiters = Waiters()
         self._calls = calls
         self._bytes = most_bytes
         self.most_bytes = most_bytes
@@ -97,25 +104,26 @@ class Budget:
         """Waits for room for one call and n bytes; returns the bytes to give back.
         DeadlineError, CancelledError."""
         n = min(n, self.most_bytes)
-        with self._free:
-            while not self.ended and (self._calls < 1 or self._bytes < n):
+        while True:
+            with self._lock:
+                if self.ended or (self._calls >= 1 and self._bytes >= n):
+                    self._calls -= 1
+                    self._bytes -= n
+                    return n
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise DeadlineError("no room for one more call in time")
                 if cancel is not None:
                     cancel.check()
-                self._free.wait(min(left, LOOK_UP))
-            self._calls -= 1
-            self._bytes -= n
-        return n
+                turn = self._waiters.turn()
+            self._waiters.wait(turn, min(left, LOOK_UP))
 
     def give(self, n: int) -> None:
-        with self._free:
+        with self._lock:
             self._calls += 1
             self._bytes += n
-            self._free.notify()
+            self._waiters.tell()
 
     def end(self) -> None:
-        with self._free:
-            self.ended = True
-            self._free.notify_all()
+        self.ended = True
+        self._waiters.tell()

@@ -157,6 +157,34 @@ class Connection:
         a signal: a lock may be left locked then, or a frame half read."""
         self.end(DisconnectedError(f"connection given up: a call was interrupted by {e!r}"))
 
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[None]:
+        """Around steps between which the session is not in order: what they count or hold
+        may stay so for ever when they are interrupted."""
+        try:
+            yield
+        except Error:
+            raise
+        except BaseException as e:
+            self.interrupted(e)
+            raise
+
+    @contextlib.contextmanager
+    def in_flight(self, n: int, deadline: float, cancel: Optional[Cancel] = None) -> Iterator[None]:
+        """Around a call and its n bytes: waits for room for them. DeadlineError,
+        CancelledError."""
+        try:
+            taken = self.budget.take(n, deadline, cancel)
+            try:
+                yield
+            finally:
+                self.budget.give(taken)
+        except Error:
+            raise
+        except BaseException as e:
+            self.interrupted(e)
+            raise
+
     def wait(self, call: Call, deadline: float) -> bytes:
         """Waits for the reply to a call whose message was sent. Raises what it says, or
         DeadlineError, and then nothing of the call's memory is touched any more."""
@@ -202,11 +230,12 @@ class Connection:
         """Takes a call back: from now on nothing lands in its memory. With an error the
         call has ended with it, unless it was over before: then it is False."""
         with self._step:
-            mine = self._calls.pop(call.id, None) is not None
-            self._in.landers.discard(call.id)
+            mine = call.id in self._calls
             self._in.let_go(call)
-        if mine and error is not None:
-            call.finish(error)
+            if mine and error is not None:
+                call.finish(error)
+            self._calls.pop(call.id, None)
+            self._in.landers.discard(call.id)
         return mine
 
     # Reading
@@ -310,9 +339,10 @@ class Connection:
             self._take(call, InvalidError(f"reply of {length} bytes, this session takes at most {self.message}"))
 
     def _take(self, call: Call, error: Optional[Error]) -> None:
-        if self._calls.pop(call.id, None) is not None:
-            self._in.landers.discard(call.id)
+        if call.id in self._calls:
             call.finish(error)
+            self._calls.pop(call.id, None)
+            self._in.landers.discard(call.id)
 
     def _late(self, code: int, payload: bytes) -> None:
         """Takes the reply to a call that is over: what it brings is given back."""
@@ -425,11 +455,11 @@ class Connection:
     # The end
 
     def end(self, error: DisconnectedError) -> None:
-        """Fails all calls. The I/O thread closes the socket then."""
+        """Fails all calls. The I/O thread closes the socket then. Who comes later does what
+        is left of it: the first one may have been interrupted."""
         with self._end_lock:
-            if self.error is not None:
-                return
-            self.error = error
+            if self.error is None:
+                self.error = error
         _, left = self._out.drain()
         # With regions the server says by its own end that it has let go of them.
         quiet = self._in.eof or not self._regions
@@ -438,15 +468,12 @@ class Connection:
         except OSError:
             quiet = True  # it had ended
         self.budget.end()
-        while self._calls:
-            try:
-                _, call = self._calls.popitem()
-            except KeyError:
-                break
-            if call.remote and not quiet:
-                self._unquiet.append(call)
-            else:
+        for id, call in list(self._calls.items()):
+            if not call.remote or quiet:
                 call.finish(self.lost())
+            elif call not in self._unquiet:
+                self._unquiet.append(call)
+            self._calls.pop(id, None)
         left += self.places.end()
         if self.passed and left:
             self.on_leftover(left)

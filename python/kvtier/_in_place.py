@@ -60,11 +60,12 @@ class InPlace(Attached):
             return []
         out: List[Reservation] = []
         try:
-            while len(out) < len(sizes):
-                wanted = sizes[len(out) :]
-                # Who waits for a place holds none, or two would wait for each other.
-                places = h.conn.places.obtain(h.id, h.tag, wanted, deadline, True, cancel, may_wait=not out)
-                out += [Reservation(h, p, n) for p, n in zip(places, wanted)]
+            with h.conn.whole():
+                while len(out) < len(sizes):
+                    wanted = sizes[len(out) :]
+                    # Who waits for a place holds none, or two would wait for each other.
+                    places = h.conn.places.obtain(h.id, h.tag, wanted, deadline, True, cancel, may_wait=not out)
+                    out += [Reservation(h, p, n) for p, n in zip(places, wanted)]
         except Error as e:
             if not out and isinstance(e, InvalidError):
                 raise
@@ -153,7 +154,8 @@ class InPlace(Attached):
         try:
             if h is not None and groups:
                 self._pool._counts.add(puts=len(groups), bytes_out=sum(reservations[i].size for i in groups))
-                self._commit_here(h, groups, taken, keys, parents, options, deadline, results, cancel)
+                with h.conn.whole():
+                    self._commit_here(h, groups, taken, keys, parents, options, deadline, results, cancel)
         except Error as e:
             self._failed(e)
             error = e

@@ -42,9 +42,9 @@ class Inbox:
     def let_go(self, call: Call) -> None:
         """From now on nothing lands in a call's memory; the rest of a frame is wasted."""
         if self._landing is call:
+            if self._target is not None:  # else its reader was interrupted between two frames
+                self._target = self._waste(len(self._target))
             self._landing = None
-            assert self._target is not None
-            self._target = self._waste(len(self._target))
 
     def end(self) -> None:
         """Lets go of all memory."""

@@ -11,6 +11,7 @@ from typing import Any, Callable, Deque, Generic, List, Optional, Set, TypeVar
 
 from ._calls import Cancel
 from ._errors import BusyError, CancelledError, ClosedError, DeadlineError, DisconnectedError, Error, InvalidError, bare
+from ._waiting import Flag, Thread, Waiters
 
 R = TypeVar("R")
 
@@ -36,7 +37,9 @@ class Job(Generic[R]):
         self._thread = 0  # that works on it
         self._known: List[Any] = [None] * keys
         self._cancel = Cancel()
-        self._over = threading.Event()
+        self._begun = False
+        self._told = False  # to the pool's jobs, that it is over
+        self._over = Flag()
         self._result: Optional[R] = None
         self._error: Optional[BaseException] = None
         self._callbacks: List[Callable[["Job[R]"], None]] = []
@@ -72,12 +75,13 @@ class Job(Generic[R]):
         """Ends the job, and returns when its memory is quiet: nothing is written there or
         read from there any more. False when it was done already. In a `progress`, or on the
         job's own thread, it returns at once: the job ends when that has returned."""
-        if self._jobs.withdraw(self):
-            self._finish(None, CancelledError(f"job {self.id} was cancelled"))
-            return True
         if self._over.is_set():
             return False
         self._cancel.cancel()
+        if not self._begun:  # who begins it now ends it at once
+            self._finish(None, CancelledError(f"job {self.id} was cancelled"))
+            self._jobs.withdraw(self)  # last: if this is interrupted a thread finds it, and goes on
+            return True
         if self._thread == threading.get_ident() or getattr(_progress, "told", False):
             return True
         self._over.wait()
@@ -104,10 +108,11 @@ class Job(Generic[R]):
 
     def _run(self) -> None:
         work = self._work
-        assert work is not None
         self._thread = threading.get_ident()
+        self._begun = True
         try:
             self._cancel.check()
+            assert work is not None
             self._finish(work(self._cancel, self._known), None)
         except Error as e:
             self._finish(None, bare(e))
@@ -116,14 +121,19 @@ class Job(Generic[R]):
             self._finish(None, e)
 
     def _finish(self, result: Optional[R], error: Optional[BaseException]) -> None:
-        self._work = None  # and with it the buffers
-        self._thread = 0
-        self._result, self._error = result, error
+        """Ends it. Only the first end counts; another does what is left of that."""
         with self._lock:
+            if not self._over.is_set():
+                self._result, self._error = result, error
+            self._work = None  # and with it the buffers
+            self._thread = 0
             self._over.set()
-            callbacks, self._callbacks = self._callbacks, []
         self._jobs.over(self)
-        for fn in callbacks:
+        while self._callbacks:
+            try:
+                fn = self._callbacks.pop(0)
+            except IndexError:
+                break  # another thread is at it
             self._call(fn)
 
 
@@ -148,102 +158,116 @@ class Jobs:
         self._reset()
 
     def _reset(self) -> None:
-        self._some = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._some = Waiters()  # for a job
         self._queue: Deque[Job[Any]] = deque()
         self._open: Set[Job[Any]] = set()
         self._done: Deque[Job[Any]] = deque()
         self._followed = False  # somebody takes what is done
-        self._threads = 0
-        self._idle = 0
         self._last = 0
         self._closed = False
         self._event = -1
-        self._workers: List[threading.Thread] = []
+        self._workers: List[Thread] = []
 
     def submit(self, work: "Work[R]", keys: int, silent: bool = False) -> "Job[R]":
         """Queues a job. BusyError beyond MAX_JOBS."""
-        with self._some:
-            if self._closed:
-                raise ClosedError("the pool is closed")
-            kept = len(self._done) if self._followed else 0
-            if len(self._open) >= MAX_JOBS or kept >= MAX_KEPT:
-                raise BusyError(f"{len(self._open)} jobs are under way, {kept} are not taken by completions")
-            self._last += 1
-            job = Job(self, self._last, work, keys, silent)
-            self._open.add(job)
-            self._queue.append(job)
-            if self._idle >= len(self._queue):
-                self._some.notify()
-            elif self._threads < THREADS:
-                self._begin_worker(job)
-        return job
-
-    def _begin_worker(self, job: "Job[Any]") -> None:
-        """Starts one more thread. Without any the job is refused, and its memory not used."""
-        worker = threading.Thread(target=self._serve, name=f"kvtier-job-{self._threads + 1}", daemon=True)
+        job = None
         try:
-            worker.start()
-        except RuntimeError as e:
-            if self._threads == 0:
-                self._queue.remove(job)
-                self._open.discard(job)
-                raise BusyError(f"no thread for a job: {e}") from e
+            with self._lock:
+                if self._closed:
+                    raise ClosedError("the pool is closed")
+                kept = len(self._done) if self._followed else 0
+                if len(self._open) >= MAX_JOBS or kept >= MAX_KEPT:
+                    raise BusyError(f"{len(self._open)} jobs are under way, {kept} are not taken by completions")
+                self._last += 1
+                job = Job(self, self._last, work, keys, silent)
+                self._open.add(job)
+                self._queue.append(job)
+                if not self._some.tell(1):
+                    self._begin_worker()
+            return job
+        except BaseException:
+            if job is not None:  # nobody gets it: its memory is not used
+                job._silent = True
+                job.cancel()
+            raise
+
+    def _begin_worker(self) -> None:
+        """Starts one more thread, up to THREADS. BusyError when there is none at all."""
+        if len(self._workers) >= THREADS:
             return
-        self._threads += 1
-        self._workers.append(worker)
+        worker = Thread(self._serve, f"kvtier-job-{len(self._workers) + 1}")
+        try:
+            self._workers.append(worker)
+            worker.begin()
+        except BaseException as e:
+            if not worker.begun and worker in self._workers:
+                self._workers.remove(worker)
+            if not isinstance(e, RuntimeError):
+                raise
+            if not self._workers:
+                raise BusyError(f"no thread for a job: {e}") from e
 
     def _serve(self) -> None:
         while True:
-            with self._some:
-                while not self._queue and not self._closed:
-                    self._idle += 1
-                    self._some.wait()
-                    self._idle -= 1
-                if not self._queue:
+            with self._lock:
+                if self._queue:
+                    job = self._queue.popleft()
+                elif self._closed:
                     return
-                job = self._queue.popleft()
+                else:
+                    turn = self._some.turn()
+                    job = None
+            if job is None:
+                self._some.wait(turn)
+                continue
             job._run()
             del job  # its result is its owner's
 
-    def withdraw(self, job: "Job[Any]") -> bool:
+    def withdraw(self, job: "Job[Any]") -> None:
         """Takes a job out that has not begun."""
-        with self._some:
-            try:
+        with self._lock:
+            if job in self._queue:
                 self._queue.remove(job)
-            except ValueError:
-                return False
-            return True
 
     def over(self, job: "Job[Any]") -> None:
-        with self._some:
+        with self._lock:
+            if job in self._open and not job._silent:
+                if not job._told:
+                    job._told = True
+                    self._done.append(job)
+                if not self._followed and len(self._done) > MAX_KEPT:
+                    self._done.popleft()
+                if self._event >= 0:
+                    os.eventfd_write(self._event, 1)
             self._open.discard(job)
-            if job._silent:
-                return
-            self._done.append(job)
-            if not self._followed and len(self._done) > MAX_KEPT:
-                self._done.popleft()
-            if self._event >= 0 and len(self._done) == 1:
-                os.eventfd_write(self._event, 1)
 
     def disown(self, job: "Job[Any]") -> None:
-        with self._some:
+        with self._lock:
             job._silent = True
             if job in self._done:
                 self._done.remove(job)
-                if self._event >= 0 and not self._done:
-                    os.eventfd_read(self._event)
+                if not self._done:
+                    self._quieten()
 
     def completions(self) -> "List[Job[Any]]":
-        with self._some:
+        with self._lock:
             self._followed = True
-            if self._event >= 0 and self._done:
-                os.eventfd_read(self._event)
+            self._quieten()
             done = list(self._done)
             self._done.clear()
         return done
 
+    def _quieten(self) -> None:
+        """Nothing is left for completions to tell."""
+        if self._event >= 0:
+            try:
+                os.eventfd_read(self._event)
+            except BlockingIOError:
+                pass  # nothing was
+
     def fileno(self) -> int:
-        with self._some:
+        with self._lock:
             self._followed = True
             if self._event < 0:
                 self._event = os.eventfd(1 if self._done else 0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -251,16 +275,15 @@ class Jobs:
 
     def close(self) -> None:
         """Cancels all, and waits for the threads."""
-        with self._some:
+        with self._lock:
             self._closed = True
             jobs = list(self._open)
-            self._some.notify_all()
+            self._some.tell()
         for job in jobs:
             job.cancel()
         for worker in self._workers:
-            if worker is not threading.current_thread():
-                worker.join(timeout=10)
-        with self._some:
+            worker.end(10)
+        with self._lock:
             if self._event >= 0:
                 os.close(self._event)
                 self._event = -1
@@ -273,7 +296,7 @@ class Jobs:
             os.close(event)
         for job in jobs:
             job._lock = threading.Lock()
-            job._over = threading.Event()
+            job._over = Flag()
             job._callbacks = []
             job._finish(None, DisconnectedError("the job is the parent's"))
         self._done.clear()

@@ -13,6 +13,7 @@ from ._connection import Connection
 from ._dial import Address, Region, dial
 from ._errors import ClosedError, DisconnectedError, Error, InvalidError, Status
 from ._results import Stats
+from ._waiting import Flag, Thread
 
 if TYPE_CHECKING:
     import ssl
@@ -81,24 +82,25 @@ class Link:
         self._counts = Counts()
         self._namespaces: List["Namespace"] = []
         self._closed = False
+        self._ended = False  # and closed to the end
         self._reset()
 
     def _reset(self) -> None:
         self._lock = threading.RLock()  # __del__ of reservations takes it anywhere
         self._conn: Optional[Connection] = None
         self._error: Error = DisconnectedError(f"not connected to {self._address.text}")
-        self._tried = threading.Event()
+        self._tried = Flag()
         self._wake_lock = threading.RLock()  # the descriptor may be closed
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._leftover: Dict[int, List[int]] = {}  # of an incarnation
         self._connects = 0
         self._opening = False
         self._forked = False
-        self._thread: Optional[threading.Thread] = None
+        self._thread: Optional[Thread] = None
 
     def _start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="kvtier-io", daemon=True)
-        self._thread.start()
+        self._thread = Thread(self._run, "kvtier-io")
+        self._thread.begin()
 
     def _first(self, timeout: float) -> Optional[Error]:
         """Waits for the first attempt to connect, and says how it went."""
@@ -106,14 +108,15 @@ class Link:
         return None if self._conn is not None else self._error
 
     def _end(self) -> None:
-        """Ends the session, for who has set _closed."""
+        """Ends the session, for who has set _closed. Twice is harmless."""
         self._poke()
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is not None:
             # One that connects ends when that does, and needs not be waited for.
-            self._thread.join(timeout=10 if self._session() is not None else 1)
+            self._thread.end(10 if self._session() is not None else 1)
         with self._wake_lock:
             wake, self._wake = self._wake, -1
-            os.close(wake)
+            if wake >= 0:
+                os.close(wake)
 
     def _poke(self) -> None:
         """Wakes the I/O thread."""

@@ -31,23 +31,22 @@ class Lookups:
         """The answers, None while one of them is out. submit asks for keys."""
         now = time.monotonic()
         ask: List[bytes] = []
-        with self._lock:
-            for key in keys:
-                answer = self._answers.get(key)
-                # An answer in the future is one of failed.
-                if key not in self._asked and (answer is None or 0 <= answer[1] < now - fresh):
-                    ask.append(key)
-                    self._asked.add(key)
-            if not ask and self._asked.isdisjoint(keys):
-                return [self._tell(key, now) for key in keys]
-        if ask:
-            try:
-                job = submit(ask)
-            except BaseException:
-                with self._lock:
-                    self._asked.difference_update(ask)
-                raise
-            job.add_done_callback(lambda job: self._answered(ask, job))
+        try:
+            with self._lock:
+                for key in keys:
+                    answer = self._answers.get(key)
+                    # An answer in the future is one of failed.
+                    if key not in self._asked and (answer is None or 0 <= answer[1] < now - fresh):
+                        ask.append(key)
+                        self._asked.add(key)
+                if not ask and self._asked.isdisjoint(keys):
+                    return [self._tell(key, now) for key in keys]
+            if ask:
+                submit(ask).add_done_callback(lambda job: self._answered(ask, job))
+        except BaseException:
+            with self._lock:
+                self._asked.difference_update(ask)
+            raise
         return None
 
     def _tell(self, key: bytes, now: float) -> bool:

@@ -129,11 +129,8 @@ class Placement(Attached):
         if urgency is not None and h.conn.hints:
             packed = urgency.priority, 0 if urgency.until is None else millis_left(urgency.until)
         call = Call(wire.PREFETCHED, stream=more)
-        taken = h.conn.budget.take(0, deadline, cancel)
-        try:
+        with h.conn.in_flight(0, deadline, cancel):
             h.conn.trip(wire.PREFETCH, wire.prefetch(keys, millis_left(deadline), packed), deadline, call, cancel)
-        finally:
-            h.conn.budget.give(taken)
 
     def locate(self, hashes: Sequence[bytes], timeout: Optional[float] = None) -> List[List[Location]]:
         """Where each block lies, nearest first; nothing for what is not there."""

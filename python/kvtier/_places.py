@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, List, Optional, Sequence, Set, Tuple, cast
 from . import _wire as wire
 from ._calls import LOOK_UP
 from ._errors import BusyError, DeadlineError, InvalidError, NoSpaceError
+from ._waiting import Waiters
 
 if TYPE_CHECKING:
     from ._calls import Cancel
@@ -53,7 +54,8 @@ class Places:
         self._conn = conn
         self.most = conn.welcome.grants
         self.most_bytes = conn.welcome.grant_bytes
-        self._free = threading.Condition(threading.RLock())  # __del__ takes it anywhere
+        self._lock = threading.RLock()  # __del__ takes it anywhere
+        self._waiters = Waiters()
         self._idle: List[Place] = []
         self._count = 0  # asked for, idle and in use
         self._bytes = 0
@@ -65,12 +67,12 @@ class Places:
     def revoke(self, grants: Sequence[int]) -> None:
         """The server takes places back. Those that nobody writes to it gets now."""
         for id in grants:
-            with self._free:
+            with self._lock:
                 quiet = True
                 for i, place in enumerate(self._idle):
                     if place.id == id:
                         self._drop(i)
-                        self._free.notify_all()
+                        self._waiters.tell()
                         break
                 else:
                     if self._count > 0:
@@ -82,14 +84,14 @@ class Places:
     def expire(self, now: float) -> float:
         """Gives back what was idle for long, and says after how many seconds to look again."""
         gone: List[int] = []
-        with self._free:
+        with self._lock:
             for i in range(len(self._idle) - 1, -1, -1):
                 place = self._idle[i]
                 if now >= place.until or now - place.since >= _IDLE:
                     gone.append(place.id)
                     self._drop(i)
             if gone:
-                self._free.notify_all()
+                self._waiters.tell()
             left = len(self._idle)
         for id in gone:
             self._conn.give_back_later(id)
@@ -97,10 +99,10 @@ class Places:
 
     def end(self) -> List[int]:
         """The session has ended: returns what was idle."""
-        with self._free:
+        with self._lock:
             ids = [p.id for p in self._idle]
             self._idle = []
-            self._free.notify_all()
+            self._waiters.tell()
         return ids
 
     # From puts
@@ -125,7 +127,7 @@ class Places:
         if not places:
             return
         now = time.monotonic()
-        with self._free:
+        with self._lock:
             if new:
                 self._count += len(places)
                 self._bytes += sum([p.size for p in places])
@@ -134,7 +136,7 @@ class Places:
                     place.since = now
                     self._idle.append(place)
                 places = ()
-            self._free.notify_all()
+            self._waiters.tell()
         if places:  # the session has ended
             for place in places:
                 self._conn.give_back_later(place.id)
@@ -143,31 +145,31 @@ class Places:
 
     def counted(self, n: int, size: int) -> None:
         """Changes how many places there are."""
-        with self._free:
+        with self._lock:
             self._count += n
             self._bytes += size
             if self._count == 0:
                 self._revoked.clear()
-            self._free.notify_all()
+            self._waiters.tell()
 
     def used(self, places: Sequence[Place], kept: Sequence[bool]) -> None:
         """Places were used. Those that the server still has it is told of, or waits to hear
         that nobody writes there."""
-        with self._free:
+        with self._lock:
             told = [p.id for p, k in zip(places, kept) if k or p.id in self._revoked]
             self._revoked.difference_update(told)
             self._count -= len(places)
             self._bytes -= sum([p.size for p in places])
             if self._count == 0:
                 self._revoked.clear()
-            self._free.notify_all()
+            self._waiters.tell()
         for id in told:
             self._conn.give_back_later(id)
 
     def expected(self, ns: int, size: int) -> bool:
         """Notes a put, and says whether one like it was just before."""
         now = time.monotonic()
-        with self._free:
+        with self._lock:
             last_ns, last_size, at = self._last
             self._last = (ns, size, now)
         return last_ns == ns and _fits(max(last_size, size), min(last_size, size)) and now - at < _IDLE
@@ -179,8 +181,8 @@ class Places:
         """Counts up to `want` places as asked for. Idle ones of other kinds go for it."""
         gone: List[int] = []
         try:
-            with self._free:
-                while True:
+            while True:
+                with self._lock:
                     n = self._spare(size, want)
                     while n < want and self._idle:
                         gone.append(self._drop(0).id)
@@ -200,7 +202,8 @@ class Places:
                         raise DeadlineError("no place for a put in time")
                     if cancel is not None:
                         cancel.check()
-                    self._free.wait(min(left, LOOK_UP))
+                    turn = self._waiters.turn()
+                self._waiters.wait(turn, min(left, LOOK_UP))
         finally:
             for id in gone:
                 self._conn.give_back_later(id)
@@ -272,7 +275,7 @@ class Places:
         now = time.monotonic()
         found: List[Optional[Place]] = []
         total = 0
-        with self._free:
+        with self._lock:
             for i, n in enumerate(sizes[: min(self._conn.keys, self.most)]):
                 total += n
                 if i > 0 and total > _WINDOW:

@@ -65,7 +65,12 @@ def connect(
     """
     pool = Pool(address, token or "", name or f"pid {os.getpid()}", tls, shared, tuple(regions), timeout)
     timeout = pool.timeout
-    error = pool._first(timeout if required else min(timeout, FIRST))
+    try:
+        pool._start()
+        error = pool._first(timeout if required else min(timeout, FIRST))
+    except BaseException:  # nobody else could close it
+        pool.close()
+        raise
     if error is not None and (required or isinstance(error, (DeniedError, InvalidError, NotFoundError))):
         pool.close()
         raise error
@@ -97,19 +102,19 @@ class Pool(Link):
         super().__init__(Address.parse(address), token, name, tls, shared, regions, min(timeout, LONGEST))
         self._jobs = Jobs()
         _pools.add(self)
-        self._start()
 
     # Life
 
     def close(self) -> None:
         """Ends the session: jobs are cancelled, leases and reservations given back. Calls
-        raise ClosedError from then on. Closing twice is harmless."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
+        raise ClosedError from then on. Closing twice is harmless, and goes on where the first
+        time was interrupted."""
+        if self._ended:
+            return
+        self._closed = True
         self._jobs.close()
         self._end()
+        self._ended = True
         _pools.discard(self)
 
     def _after_fork(self) -> None:
@@ -347,7 +352,9 @@ _pools: "weakref.WeakSet[Pool]" = weakref.WeakSet()
 
 def _after_fork() -> None:
     for pool in list(_pools):
-        if not pool._closed:
+        if pool._closed:
+            pool._ended = True  # its locks may be held by threads that are not here
+        else:
             pool._after_fork()
 
 

@@ -48,11 +48,8 @@ def put(
     cancel: Optional[Cancel] = None,
 ) -> None:
     """Puts blocks and sets the results in out, a window at a time."""
-    taken = h.conn.budget.take(0, deadline, cancel)
-    try:
+    with h.conn.in_flight(0, deadline, cancel):
         _Put(h, hashes, views, parents, options, deadline, out, moved, cancel).run()
-    finally:
-        h.conn.budget.give(taken)
 
 
 class _Window:

@@ -50,13 +50,10 @@ def get_region(
     flags = wire.FLAG_NO_PROMOTE if no_promote else 0
     for begin, end in _windows(h, hashes, segments, len(hashes[0])):
         room = [sum(s[2] for s in lists) for lists in segments[begin:end]]
-        taken = conn.budget.take(sum(room), deadline, cancel)
-        try:
+        with conn.in_flight(sum(room), deadline, cancel):
             message = wire.region_get(keys_of(h, hashes[begin:end]), flags, millis_left(deadline), segments[begin:end])
             call = Call(wire.GOT, remote=True)
             got = got_of(h, conn.trip(wire.REGION_GET, message, deadline, call, cancel), end - begin)
-        finally:
-            conn.budget.give(taken)
         for j, k in enumerate(got.keys):
             out[begin + j] = r = outcome_of(k, room[j])
             if r.hit:
@@ -80,8 +77,7 @@ def put_region(
         some = parents[begin:end] if parents is not None else [None] * (end - begin)
         has = [p is not None for p in some]
         total = sum(s[2] for lists in segments[begin:end] for s in lists)
-        taken = conn.budget.take(total, deadline, cancel)
-        try:
+        with conn.in_flight(total, deadline, cancel):
             message = wire.region_put(
                 keys_of(h, hashes[begin:end]),
                 millis_left(deadline),
@@ -93,8 +89,6 @@ def put_region(
             )
             call = Call(wire.PUT_DONE, remote=True)
             done = conn.decode(wire.read_put_done, conn.trip(wire.REGION_PUT, message, deadline, call, cancel))
-        finally:
-            conn.budget.give(taken)
         if len(done.keys) != end - begin:
             raise conn.give_up(f"the daemon answered {len(done.keys)} keys of a put of {end - begin}")
         for j, key in enumerate(done.keys):

@@ -102,14 +102,11 @@ def get(
             total += size
             n += 1
         index = list(range(at, at + n))
-        taken = conn.budget.take(total, deadline, cancel)
-        try:
+        with conn.in_flight(total, deadline, cancel):
             if in_place:
                 index = _get_in_place(h, index, hashes, views, deadline, out, moved, cancel)
             if index:
                 _get_sent(h, index, hashes, views, deadline, flags, out, moved, cancel)
-        finally:
-            conn.budget.give(taken)
         at += n
 
 
