@@ -215,19 +215,12 @@ func (b *Batch) DropPacked(k block.Key, hashLen int) {
 // hash is not one that namespaces have.
 func (b *Batch) PutObject(o *ObjectRecord) {
 	checkHashLen(o.HashLen)
-	key, value := o.encode()
-	op := b.b.SetDeferred(len(key), len(value))
-	copy(op.Key, key)
-	copy(op.Value, value)
-	b.finish(op)
+	b.set(o.encode())
 }
 
 // DropObject removes the record of an object, whether it is there or not.
 func (b *Batch) DropObject(number uint64) {
-	key := objectKey(number)
-	op := b.b.DeleteDeferred(len(key))
-	copy(op.Key, key)
-	b.finish(op)
+	b.drop(objectKey(number))
 }
 
 // GetPacked reads the record of one block in an object.

@@ -57,20 +57,13 @@ func (r *OwedRecord) decode(key, value []byte) error {
 // the length of its hash is not one that namespaces have.
 func (b *Batch) PutOwed(r *OwedRecord) {
 	checkHashLen(r.HashLen)
-	key, value := r.encode()
-	op := b.b.SetDeferred(len(key), len(value))
-	copy(op.Key, key)
-	copy(op.Value, value)
-	b.finish(op)
+	b.set(r.encode())
 }
 
 // DropOwed removes such a record, whether it is there or not.
 func (b *Batch) DropOwed(r *OwedRecord) {
 	checkHashLen(r.HashLen)
-	key := owedKey(r.Bucket, r.Key, r.HashLen)
-	op := b.b.DeleteDeferred(len(key))
-	copy(op.Key, key)
-	b.finish(op)
+	b.drop(owedKey(r.Bucket, r.Key, r.HashLen))
 }
 
 // GetOwed reads the record of the tombstone that a bucket is owed of a block.

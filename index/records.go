@@ -39,6 +39,21 @@ func (b *Batch) Drop(k block.Key, hashLen int) {
 	b.finish(op)
 }
 
+// set adds or replaces a record, and drop removes one, where encoding in place is not worth
+// its lines.
+func (b *Batch) set(key, value []byte) {
+	op := b.b.SetDeferred(len(key), len(value))
+	copy(op.Key, key)
+	copy(op.Value, value)
+	b.finish(op)
+}
+
+func (b *Batch) drop(key []byte) {
+	op := b.b.DeleteDeferred(len(key))
+	copy(op.Key, key)
+	b.finish(op)
+}
+
 func (b *Batch) finish(op *pebble.DeferredBatchOp) {
 	// Only an indexed batch, which this is not, has an error to give.
 	if err := op.Finish(); err != nil {

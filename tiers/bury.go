@@ -96,10 +96,8 @@ func (o *objects) farewell(nsID block.NamespaceID, hashLen int, hashes []byte) *
 		return nil
 	}
 	w := &farewell{o: o}
-	for i := 0; i < len(hashes); i += hashLen {
-		k := block.Key{NS: nsID}
-		copy(k.Hash[:], hashes[i:i+hashLen])
-		w.keys = append(w.keys, k)
+	for i := range len(hashes) / hashLen {
+		w.keys = append(w.keys, keyAt(nsID, hashLen, hashes, i))
 	}
 	o.mourning.begin(w.keys)
 	o.markLeaving(w.keys)

@@ -34,8 +34,7 @@ func (s *Store) Delete(ctx context.Context, nsID block.NamespaceID, hashLen int,
 	stones := make([]index.Tombstone, 0, n)
 	w := &removals{erase: true, flush: true}
 	for i := range n {
-		k := block.Key{NS: nsID}
-		copy(k.Hash[:], hashes[i*hashLen:(i+1)*hashLen])
+		k := keyAt(nsID, hashLen, hashes, i)
 		if gone[i] = s.remove(k, block.Deleted, w, always); gone[i] {
 			there++
 		}

@@ -128,7 +128,6 @@ func (s *Store) countMatch(nsID block.NamespaceID, hashLen int, hashes []byte, n
 	}
 	ns.lookups.asked.Add(int64(n))
 	ns.lookups.matched.Add(int64(res.Prefix))
-	k := block.Key{NS: nsID}
 	for i := res.Prefix; i < len(res.Blocks); i++ {
 		reason := block.MissAbsent
 		switch res.Blocks[i].State {
@@ -137,8 +136,7 @@ func (s *Store) countMatch(nsID block.NamespaceID, hashLen int, hashes []byte, n
 		case block.Pending:
 			reason = block.MissPending
 		}
-		copy(k.Hash[:], hashes[i*hashLen:(i+1)*hashLen])
-		s.countMiss(k, reason)
+		s.countMiss(keyAt(nsID, hashLen, hashes, i), reason)
 	}
 }
 

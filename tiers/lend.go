@@ -31,8 +31,7 @@ func (s *Store) Lend(ctx context.Context, nsID block.NamespaceID, hashLen int, h
 	var low []block.Handle
 	var at []int
 	for i := range grips {
-		k := block.Key{NS: nsID}
-		copy(k.Hash[:], hashes[i*hashLen:(i+1)*hashLen])
+		k := keyAt(nsID, hashLen, hashes, i)
 		g := &grips[i]
 		if *g = s.grip(k); g.h != 0 && !live(&g.e, ixG2) && !o.NoPromote {
 			low, at = append(low, g.h), append(at, i)
@@ -56,8 +55,7 @@ func (s *Store) Lend(ctx context.Context, nsID block.NamespaceID, hashLen int, h
 			held = append(held, g.h)
 			continue
 		}
-		k := block.Key{NS: nsID}
-		copy(k.Hash[:], hashes[i*hashLen:(i+1)*hashLen])
+		k := keyAt(nsID, hashLen, hashes, i)
 		s.missed(k, loans[i].Reason)
 		if g.h != 0 {
 			s.release(g.h)

@@ -74,9 +74,7 @@ func (s *Store) pending(nsID block.NamespaceID, hashLen int, hashes []byte, i in
 	if s.reservations.open.Load() == 0 {
 		return false
 	}
-	k := block.Key{NS: nsID}
-	copy(k.Hash[:], hashes[i*hashLen:(i+1)*hashLen])
-	return s.reservations.isPending(k)
+	return s.reservations.isPending(keyAt(nsID, hashLen, hashes, i))
 }
 
 // matchLeased looks keys up one by one, taking a reference on each that is
@@ -91,8 +89,7 @@ func (s *Store) matchLeased(ctx context.Context, nsID block.NamespaceID, hashLen
 	}
 	var far map[int]block.Found // what was looked for in G4
 	for i := 0; i < n && (o.All || !broken); i++ {
-		k := block.Key{NS: nsID}
-		copy(k.Hash[:], hashes[i*hashLen:(i+1)*hashLen])
+		k := keyAt(nsID, hashLen, hashes, i)
 		var f block.Found
 		s.table.UpdateKey(k, func(h block.Handle, e *index.Entry) {
 			if f = found(e, now); f.State == block.Resident {

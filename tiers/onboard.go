@@ -612,8 +612,7 @@ func (s *Store) lendFar(ctx context.Context, nsID block.NamespaceID, hashLen int
 			if !grips[i].mayBeFar() {
 				continue
 			}
-			k := block.Key{NS: nsID}
-			copy(k.Hash[:], hashes[i*hashLen:(i+1)*hashLen])
+			k := keyAt(nsID, hashLen, hashes, i)
 			if f := s.objects.gripFar(k, &grips[i], promote && ctx.Err() == nil); f != nil {
 				made = append(made, f)
 			}
@@ -670,8 +669,7 @@ func (s *Store) raise(ctx context.Context, nsID block.NamespaceID, hashLen int, 
 	gs := make([]grip, len(hashes)/hashLen)
 	loans := make([]block.Loan, len(gs))
 	for i := range gs {
-		k := block.Key{NS: nsID}
-		copy(k.Hash[:], hashes[i*hashLen:(i+1)*hashLen])
+		k := keyAt(nsID, hashLen, hashes, i)
 		gs[i] = s.grip(k)
 	}
 	s.lendFar(ctx, nsID, hashLen, hashes, true, gs, loans)

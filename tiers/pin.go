@@ -254,8 +254,7 @@ type heldBlock struct {
 func (s *Store) hold(nsID block.NamespaceID, hashLen int, hashes []byte) []heldBlock {
 	held := make([]heldBlock, len(hashes)/hashLen)
 	for i := range held {
-		k := block.Key{NS: nsID}
-		copy(k.Hash[:], hashes[i*hashLen:(i+1)*hashLen])
+		k := keyAt(nsID, hashLen, hashes, i)
 		g := s.grip(k)
 		held[i].h, held[i].e = g.h, g.e
 		held[i].parent, _ = s.parentHash(&g.e)
