@@ -2,6 +2,7 @@ package frame
 
 import (
 	"runtime"
+	"sync/atomic"
 	"time"
 )
 
@@ -9,7 +10,7 @@ const (
 	// hoverFor is for how long a reader looks again and again before it parks. Parking and
 	// being woken costs both sides up to 100 us where an idle core is halted, as in most
 	// virtual machines; what comes back sooner is had without.
-	hoverFor = 50 * time.Microsecond
+	hoverFor = 100 * time.Microsecond
 	// hoverTrust is how many looks in vain, less those that paid, it takes until hovering
 	// rests, and hoverRest for how many reads it does then.
 	hoverTrust = 4
@@ -17,16 +18,25 @@ const (
 )
 
 // hover decides whether a reader waits for the peer by looking, which is worth it only
-// while peer and reader both have a core: it learns from how the last ones ended.
-// It is used by one goroutine.
+// while peer and reader both have a core: it learns from how the last ones ended, and
+// does not look while others wait as well. It is used by one goroutine.
 type hover struct {
+	among *readers
 	looks time.Duration // for this long, and once at least
 	trust int           // 0 to hoverTrust
-	rest  int           // reads that park at once
+	rest  int           // reads that park at once; below 0: all do
 }
 
-func newHover() hover {
-	h := hover{looks: hoverFor, trust: hoverTrust}
+// readers are those that share the processors.
+type readers struct {
+	last atomic.Pointer[hover] // the one that waited last
+}
+
+// all are the readers of this process.
+var all readers
+
+func newHover() *hover {
+	h := &hover{among: &all, looks: hoverFor, trust: hoverTrust}
 	if runtime.GOMAXPROCS(0) == 1 {
 		h.rest = -1
 	}
@@ -40,6 +50,9 @@ func newHover() hover {
 func (h *hover) wait(look func() bool) bool {
 	switch {
 	case h.rest < 0:
+		return false
+	case h.among.last.Swap(h) != h:
+		// Looking would keep a core from what the other one waits for.
 		return false
 	case h.rest > 0:
 		h.rest--

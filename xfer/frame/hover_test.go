@@ -8,7 +8,8 @@ import (
 // TestHover: a reader looks for the peer's bytes before it parks, until that has not
 // paid for some time; now and then it tries again.
 func TestHover(t *testing.T) {
-	h := hover{trust: hoverTrust}
+	h := &hover{among: new(readers), trust: hoverTrust}
+	h.among.last.Store(h)
 	soon := func() bool {
 		n := 0
 		h.looks = time.Hour
@@ -49,8 +50,32 @@ func TestHover(t *testing.T) {
 			t.Errorf("no trust gained by waits that paid: none left after %d in vain", i)
 		}
 	}
-	h = hover{rest: -1}
+	h = &hover{among: h.among, rest: -1}
 	if looks() != 0 {
 		t.Error("a look where there is one core")
+	}
+}
+
+// TestHoverAmongOthers: while two readers wait by turns neither looks, and one that is alone
+// again does so from its second wait on.
+func TestHoverAmongOthers(t *testing.T) {
+	var all readers
+	a, b := &hover{among: &all, trust: hoverTrust}, &hover{among: &all, trust: hoverTrust}
+	waits := func(h *hover) (looked bool) {
+		h.wait(func() bool { looked = true; return true })
+		return looked
+	}
+	for i := range 10 {
+		if waits(a) || waits(b) {
+			t.Fatalf("round %d: a look while another reader waits", i)
+		}
+	}
+	if waits(a) {
+		t.Error("a look right behind another reader's wait")
+	}
+	for range 3 {
+		if !waits(a) {
+			t.Error("no look by the only one that waits")
+		}
 	}
 }

@@ -21,7 +21,7 @@ type in struct {
 	waiting atomic.Bool  // for the peer
 	reads   atomic.Int64 // that brought something
 
-	hover hover
+	hover *hover
 
 	// Of the system call under way.
 	places [2][]byte
