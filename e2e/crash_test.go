@@ -140,7 +140,7 @@ func (x *crashTest) run(rounds int) {
 		x.t.Errorf("the rounds did not do what they are for: %+v, %d evicted", c, x.evicted)
 	}
 	for _, way := range []string{api.WayShared, api.WayUnix, api.WayTCP, api.WayGRPC} {
-		if x.ways[way] == 0 {
+		if everyPoint() && x.ways[way] == 0 {
 			x.t.Errorf("no blocks moved by %s: %v", way, x.ways)
 		}
 	}
